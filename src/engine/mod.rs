@@ -1,0 +1,30 @@
+//! Computes plans.
+
+use thiserror::Error;
+
+use crate::schedule::{Plan, Price, Sampled};
+
+/// Runs a model. One thread owns it.
+pub trait Engine {
+    /// What this engine's cache and prefill cost.
+    fn price(&self) -> Price;
+
+    /// Tokens a sequence can have, prompt and completion together.
+    fn context_length(&self) -> u32;
+
+    /// Starts the step that `plan` describes, and returns without waiting for its tokens. Steps run in the order of their launch.
+    fn launch(&mut self, plan: &Plan) -> Result<(), EngineError>;
+
+    /// Waits for the oldest launched step: a token for each final prefill and each decode of its plan, in that order.
+    fn collect(&mut self) -> Result<Vec<Sampled>, EngineError>;
+}
+
+/// What ends a run; a row's own failure is a failed row instead.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// The plan contradicts the engine's state: a fault of the scheduler.
+    #[error("step {step} of the plan is not possible: {reason}")]
+    Plan { step: u64, reason: String },
+    #[error("MLX failed: {0}")]
+    Mlx(String),
+}

@@ -1,0 +1,110 @@
+//! What a job file means: the validated [`Job`].
+
+mod generation;
+
+pub use generation::Generation;
+
+use std::path::PathBuf;
+
+/// A validated job. Paths are resolved against the job file's folder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Job {
+    /// The file it was read from.
+    pub file: PathBuf,
+    pub name: String,
+    /// Folder that receives the results.
+    pub output: PathBuf,
+    pub model: Model,
+    pub input: Input,
+    pub prompt: Prompt,
+    pub generation: Generation,
+    pub batching: Batching,
+    pub results: Results,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// As written, with a relative path resolved against the job file where that path exists: a folder, a `.gguf` file, a hub id
+    /// (`org/name`), or `fake`, which needs no model and serves to try a manifest or to measure everything but the model.
+    pub path: String,
+    pub device: Device,
+    pub dtype: Dtype,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    Auto,
+    Gpu,
+    Cpu,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    Auto,
+    Float32,
+    Bfloat16,
+    Float16,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Input {
+    /// Files or globs, resolved; empty when `folder` is given.
+    pub manifest: Vec<String>,
+    pub folder: Option<PathBuf>,
+    pub glob: Option<String>,
+    pub columns: Columns,
+}
+
+/// Which manifest column plays which part.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Columns {
+    /// Default `id`.
+    pub id: String,
+    /// Default `prompt`.
+    pub prompt: String,
+    /// Default `messages`.
+    pub messages: String,
+    /// Default `reference`.
+    pub reference: String,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prompt {
+    pub system: Option<String>,
+    /// minijinja source over the row's columns; without one the prompt column is the user's message.
+    pub template: Option<String>,
+    pub thinking: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Batching {
+    /// Rows decoded together at most.
+    pub rows: u32,
+    pub kv_budget: KvBudget,
+    /// Prompt tokens a row computes in one step at most.
+    pub prefill_chunk: u32,
+    /// Rows in prefill at once at most.
+    pub prompt_concurrency: u32,
+    pub order: Order,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvBudget {
+    Auto,
+    Bytes(u64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    Length,
+    Manifest,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Results {
+    pub token_ids: bool,
+    pub keep_columns: Vec<String>,
+    pub rows_per_part: u32,
+    /// A part is closed after this long even when it is not full, so that a kill loses little.
+    pub seconds_per_part: u32,
+}

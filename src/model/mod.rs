@@ -1,0 +1,1 @@
+//! What a model's files say, read without loading a weight.

@@ -1,0 +1,1 @@
+//! The one loop where the stages meet, and the other commands.

@@ -1,0 +1,110 @@
+//! The contract between the scheduler and an engine.
+
+use std::sync::Arc;
+
+use crate::job::Generation;
+
+/// Names a sequence from its request to its end; the row's position in the manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId(pub u64);
+
+/// A row ready to be computed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    pub sequence: SequenceId,
+    /// Token ids, never empty.
+    pub prompt: Vec<u32>,
+    /// At least 1.
+    pub max_tokens: u32,
+    /// Tokens that end the sequence; they are sampled but are not part of its text.
+    pub stop_tokens: Arc<[u32]>,
+    pub generation: Arc<Generation>,
+    /// Hash of job seed and row id: all of a row's randomness comes from it.
+    pub seed: u64,
+}
+
+impl Request {
+    /// Cache positions the sequence can fill: the last sampled token never enters the cache.
+    pub fn reserved_tokens(&self) -> u32 {
+        self.prompt.len() as u32 + self.max_tokens - 1
+    }
+}
+
+/// What one step does, in this order: release, admit, prefill, decode.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Plan {
+    /// Counts from 0, one a plan.
+    pub step: u64,
+    pub released: Vec<Release>,
+    pub admitted: Vec<Admission>,
+    /// The cache's layout from this step on, which the budget has priced: slots × tokens a slot.
+    pub slots: u32,
+    pub slot_tokens: u32,
+    pub prefill: Vec<Prefill>,
+    pub decode: Vec<Decode>,
+}
+
+impl Plan {
+    /// Nothing to compute; releases alone do not need a step.
+    pub fn is_empty(&self) -> bool {
+        self.prefill.is_empty() && self.decode.is_empty()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Release {
+    pub sequence: SequenceId,
+    pub slot: u32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Admission {
+    pub request: Arc<Request>,
+    /// Kept until the sequence's release.
+    pub slot: u32,
+    /// Cache positions set aside: exactly [`Request::reserved_tokens`].
+    pub reserved_tokens: u32,
+}
+
+/// Computes prompt tokens `start .. start + length`; the last chunk samples the sequence's first token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefill {
+    pub sequence: SequenceId,
+    pub slot: u32,
+    pub start: u32,
+    pub length: u32,
+    pub last: bool,
+}
+
+/// Feeds the token sampled last, at `position`, and samples the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decode {
+    pub sequence: SequenceId,
+    pub slot: u32,
+    pub position: u32,
+}
+
+/// A token that a step gave.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampled {
+    pub sequence: SequenceId,
+    pub token: u32,
+    /// Set between engine and commit when the text so far ends in a stop string.
+    pub stop_string: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    pub sequence: SequenceId,
+    /// Every token sampled, a stop token included.
+    pub tokens: Vec<u32>,
+    pub reason: FinishReason,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// A stop token or stop string.
+    Stop,
+    /// `max_tokens` reached.
+    Length,
+}
