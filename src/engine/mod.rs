@@ -1,5 +1,15 @@
 //! Computes plans.
 
+mod cache;
+mod ffi;
+mod mlx;
+mod models;
+mod sample;
+mod weights;
+
+pub use mlx::{MlxEngine, MlxOptions};
+pub use weights::WeightError;
+
 use thiserror::Error;
 
 use crate::schedule::{Plan, Price, Sampled};
@@ -9,8 +19,8 @@ pub trait Engine {
     /// What this engine's cache and prefill cost.
     fn price(&self) -> Price;
 
-    /// Tokens a sequence can have, prompt and completion together.
-    fn context_length(&self) -> u32;
+    /// Token ids are below this.
+    fn vocabulary(&self) -> u32;
 
     /// Starts the step that `plan` describes, and returns without waiting for its tokens. Steps run in the order of their launch.
     fn launch(&mut self, plan: &Plan) -> Result<(), EngineError>;
@@ -27,4 +37,10 @@ pub enum EngineError {
     Plan { step: u64, reason: String },
     #[error("MLX failed: {0}")]
     Mlx(String),
+}
+
+impl From<mlx_rs::error::Exception> for EngineError {
+    fn from(error: mlx_rs::error::Exception) -> Self {
+        Self::Mlx(error.to_string())
+    }
 }

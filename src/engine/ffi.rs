@@ -1,0 +1,148 @@
+//! The MLX operations that mlx-rs does not wrap. The only `unsafe` of this crate is here.
+
+use mlx_rs::{Array, Stream};
+
+use super::EngineError;
+
+fn check(status: i32, operation: &'static str, result: mlx_sys::mlx_array) -> Result<Array, EngineError> {
+    if status != 0 {
+        // SAFETY: `result` was made by mlx_array_new and is not used after this.
+        unsafe { mlx_sys::mlx_array_free(result) };
+        return Err(EngineError::Mlx(format!("{operation} was refused for these shapes")));
+    }
+    // SAFETY: on success the handle is valid, and nothing else owns it.
+    Ok(unsafe { Array::from_ptr(result) })
+}
+
+/// `array[start[0]..stop[0], start[1]..stop[1], …]`, a view.
+pub fn slice(array: &Array, start: &[i32], stop: &[i32]) -> Result<Array, EngineError> {
+    let axes = array.ndim();
+    assert!(start.len() == axes && stop.len() == axes, "a start and a stop for each axis");
+    let strides = [1; 8];
+    let stream = Stream::thread_local_or_default();
+    // SAFETY: every pointer is valid for `axes` elements during the call; the result handle is checked below.
+    unsafe {
+        let mut result = mlx_sys::mlx_array_new();
+        let status = mlx_sys::mlx_slice(
+            &raw mut result,
+            array.as_ptr(),
+            start.as_ptr(),
+            axes,
+            stop.as_ptr(),
+            axes,
+            strides.as_ptr(),
+            axes,
+            stream.as_ptr(),
+        );
+        check(status, "slice", result)
+    }
+}
+
+/// `array` with `update` written at `start`; the buffer is reused where nothing else holds it.
+pub fn slice_update(array: &Array, update: &Array, start: &[i32]) -> Result<Array, EngineError> {
+    let axes = array.ndim();
+    assert!(start.len() == axes && update.ndim() == axes, "a start and an extent for each axis");
+    let stop: Vec<i32> = start.iter().zip(update.shape()).map(|(start, extent)| start + extent).collect();
+    let strides = [1; 8];
+    let stream = Stream::thread_local_or_default();
+    // SAFETY: as in `slice`.
+    unsafe {
+        let mut result = mlx_sys::mlx_array_new();
+        let status = mlx_sys::mlx_slice_update(
+            &raw mut result,
+            array.as_ptr(),
+            update.as_ptr(),
+            start.as_ptr(),
+            axes,
+            stop.as_ptr(),
+            axes,
+            strides.as_ptr(),
+            axes,
+            stream.as_ptr(),
+        );
+        check(status, "slice_update", result)
+    }
+}
+
+/// `array` with `updates[i]` written where axis `axes[j]` is `indices[j][i]`.
+///
+/// `updates` has the shape of an index array followed by that of `array` with 1 at the indexed axes.
+pub fn scatter(array: &Array, indices: &[&Array], updates: &Array, axes: &[i32]) -> Result<Array, EngineError> {
+    scatter_by(mlx_sys::mlx_scatter, "scatter", array, indices, updates, axes)
+}
+
+/// As [`scatter`], adding instead; places named more than once take every sum.
+pub fn scatter_add(array: &Array, indices: &[&Array], updates: &Array, axes: &[i32]) -> Result<Array, EngineError> {
+    scatter_by(mlx_sys::mlx_scatter_add, "scatter_add", array, indices, updates, axes)
+}
+
+type Scatter = unsafe extern "C" fn(
+    *mut mlx_sys::mlx_array,
+    mlx_sys::mlx_array,
+    mlx_sys::mlx_vector_array,
+    mlx_sys::mlx_array,
+    *const i32,
+    usize,
+    mlx_sys::mlx_stream,
+) -> i32;
+
+fn scatter_by(
+    operation: Scatter,
+    name: &'static str,
+    array: &Array,
+    indices: &[&Array],
+    updates: &Array,
+    axes: &[i32],
+) -> Result<Array, EngineError> {
+    let stream = Stream::thread_local_or_default();
+    // SAFETY: the vector handle is freed after the call; the rest as in `slice`.
+    unsafe {
+        let vector = mlx_sys::mlx_vector_array_new();
+        for index in indices {
+            mlx_sys::mlx_vector_array_append_value(vector, index.as_ptr());
+        }
+        let mut result = mlx_sys::mlx_array_new();
+        let status =
+            operation(&raw mut result, array.as_ptr(), vector, updates.as_ptr(), axes.as_ptr(), axes.len(), stream.as_ptr());
+        mlx_sys::mlx_vector_array_free(vector);
+        check(status, name, result)
+    }
+}
+
+/// Whether MLX can compute on a GPU here.
+pub fn gpu_available() -> bool {
+    // SAFETY: the device handle is made and freed here; `available` outlives the call.
+    unsafe {
+        let device = mlx_sys::mlx_device_new_type(mlx_sys::mlx_device_type__MLX_GPU, 0);
+        let mut available = false;
+        let status = mlx_sys::mlx_device_is_available(&raw mut available, device);
+        mlx_sys::mlx_device_free(device);
+        status == 0 && available
+    }
+}
+
+/// The GPU's memory in bytes, where MLX tells it.
+pub fn gpu_memory_bytes() -> Option<u64> {
+    // SAFETY: handles are made and freed here; keys are NUL-terminated.
+    unsafe {
+        let device = mlx_sys::mlx_device_new_type(mlx_sys::mlx_device_type__MLX_GPU, 0);
+        let mut info = mlx_sys::mlx_device_info_new();
+        let mut bytes = None;
+        if mlx_sys::mlx_device_info_get(&raw mut info, device) == 0 {
+            // Metal tells how much it recommends to use at most; CUDA tells what is free, or all there is.
+            for key in [c"max_recommended_working_set_size", c"free_memory", c"total_memory", c"memory_size"] {
+                let (mut exists, mut value) = (false, 0usize);
+                if mlx_sys::mlx_device_info_has_key(&raw mut exists, info, key.as_ptr()) == 0
+                    && exists
+                    && mlx_sys::mlx_device_info_get_size(&raw mut value, info, key.as_ptr()) == 0
+                {
+                    bytes = Some(value as u64);
+                    break;
+                }
+            }
+            mlx_sys::mlx_device_info_free(info);
+        }
+        mlx_sys::mlx_device_free(device);
+        bytes
+    }
+}

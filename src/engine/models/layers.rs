@@ -1,0 +1,148 @@
+//! The layers that families share.
+
+use mlx_rs::{Array, fast, ops};
+
+use crate::engine::{
+    EngineError,
+    weights::{Loader, WeightError},
+};
+
+/// `x @ weightᵀ + bias`, (…, in) -> (…, out).
+pub enum Linear {
+    /// `weight` is held transposed, (in, out).
+    Dense { weight: Array, bias: Option<Array> },
+    /// MLX's affine quantization: packed `weight` (out, in × bits / 32), `scales` and `biases` (out, in / group_size).
+    Quantized { weight: Array, scales: Array, biases: Array, group_size: i32, bits: i32, bias: Option<Array> },
+}
+
+impl Linear {
+    pub fn forward(&self, x: &Array) -> Result<Array, EngineError> {
+        match self {
+            Self::Dense { weight, bias: None } => Ok(x.matmul(weight)?),
+            Self::Dense { weight, bias: Some(bias) } => Ok(ops::addmm(bias, x, weight, None, None)?),
+            Self::Quantized { weight, scales, biases, group_size, bits, bias } => {
+                let product = ops::quantized_matmul(x, weight, scales, biases, true, *group_size, *bits)?;
+                Ok(match bias {
+                    Some(bias) => product.add(bias)?,
+                    None => product,
+                })
+            }
+        }
+    }
+}
+
+/// Rows of a table by token id, and, where input and output are tied, the output product.
+pub enum Embedding {
+    /// (vocabulary, hidden)
+    Dense(Array),
+    Quantized {
+        weight: Array,
+        scales: Array,
+        biases: Array,
+        group_size: i32,
+        bits: i32,
+    },
+}
+
+impl Embedding {
+    /// (N) token ids -> (N, hidden)
+    pub fn forward(&self, tokens: &Array) -> Result<Array, EngineError> {
+        match self {
+            Self::Dense(weight) => Ok(weight.take_axis(tokens, 0)?),
+            Self::Quantized { weight, scales, biases, group_size, bits } => Ok(ops::dequantize(
+                weight.take_axis(tokens, 0)?,
+                scales.take_axis(tokens, 0)?,
+                &biases.take_axis(tokens, 0)?,
+                *group_size,
+                *bits,
+            )?),
+        }
+    }
+
+    /// (N, hidden) -> (N, vocabulary)
+    pub fn as_linear(&self, x: &Array) -> Result<Array, EngineError> {
+        match self {
+            Self::Dense(weight) => Ok(x.matmul(weight.t())?),
+            Self::Quantized { weight, scales, biases, group_size, bits } => {
+                Ok(ops::quantized_matmul(x, weight, scales, biases, true, *group_size, *bits)?)
+            }
+        }
+    }
+}
+
+/// Root mean square normalization over the last axis.
+pub struct RmsNorm {
+    pub weight: Array,
+    pub eps: f32,
+}
+
+impl RmsNorm {
+    pub fn forward(&self, x: &Array) -> Result<Array, EngineError> {
+        Ok(fast::rms_norm(x, Some(&self.weight), self.eps)?)
+    }
+}
+
+/// x × sigmoid(x)
+pub fn silu(x: &Array) -> Result<Array, EngineError> {
+    Ok(x.multiply(ops::sigmoid(x)?)?)
+}
+
+/// 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), the approximation that Gemma uses (arXiv:1606.08415).
+pub fn gelu_tanh(x: &Array) -> Result<Array, EngineError> {
+    let scalar = |value: f32| Array::from_f32(value).as_dtype(x.dtype());
+    let cubed = x.multiply(x)?.multiply(x)?;
+    let inner = x.add(cubed.multiply(scalar(0.044_715)?)?)?.multiply(scalar((2.0 / std::f32::consts::PI).sqrt())?)?;
+    Ok(x.multiply(scalar(0.5)?)?.multiply(ops::tanh(inner)?.add(scalar(1.0)?)?)?)
+}
+
+/// (B × L, heads × D) -> (B, L, heads, D)
+pub fn split_heads(x: &Array, extents: (i32, i32), heads: i32, head_dim: i32) -> Result<Array, EngineError> {
+    Ok(x.reshape(&[extents.0, extents.1, heads, head_dim])?)
+}
+
+/// (B, L, heads, D) -> (B, heads, L, D)
+pub fn heads_first(x: &Array) -> Result<Array, EngineError> {
+    Ok(x.transpose_axes(&[0, 2, 1, 3])?)
+}
+
+/// What a gated feed-forward layer applies to its gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    Silu,
+    GeluTanh,
+}
+
+/// `down(activation(gate(x)) × up(x))` (arXiv:2002.05202).
+pub struct GatedMlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+    activation: Activation,
+}
+
+impl GatedMlp {
+    pub fn load(
+        loader: &mut Loader,
+        module: &str,
+        hidden: i32,
+        intermediate: i32,
+        bias: bool,
+        activation: Activation,
+    ) -> Result<Self, WeightError> {
+        Ok(Self {
+            gate_proj: loader.linear(&format!("{module}.gate_proj"), hidden, intermediate, bias)?,
+            up_proj: loader.linear(&format!("{module}.up_proj"), hidden, intermediate, bias)?,
+            down_proj: loader.linear(&format!("{module}.down_proj"), intermediate, hidden, bias)?,
+            activation,
+        })
+    }
+
+    pub fn forward(&self, x: &Array) -> Result<Array, EngineError> {
+        let gate = self.gate_proj.forward(x)?;
+        let gate = match self.activation {
+            Activation::Silu => silu(&gate)?,
+            Activation::GeluTanh => gelu_tanh(&gate)?,
+        };
+        self.down_proj.forward(&gate.multiply(self.up_proj.forward(x)?)?)
+    }
+}

@@ -1,0 +1,60 @@
+//! One file a family, named as config.json's `model_type`.
+
+mod gemma3_text;
+mod layers;
+mod llama;
+mod qwen2;
+mod qwen3;
+mod rope;
+
+pub use layers::{Embedding, Linear, RmsNorm};
+
+use mlx_rs::Array;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{
+    EngineError,
+    cache::{Cache, LayerLayout, Step},
+    weights::{Loader, WeightError},
+};
+
+/// A causal language model. The cache is an argument, never a field.
+pub trait Model {
+    /// What each layer keeps, in order.
+    fn cache_layout(&self) -> Vec<LayerLayout>;
+
+    /// (N) token ids, placed as `step` says -> (N, hidden), normalized.
+    fn forward(&self, tokens: &Array, step: &Step, cache: &mut Cache) -> Result<Array, EngineError>;
+
+    /// (N, hidden) -> (N, vocabulary)
+    fn logits(&self, hidden: &Array) -> Result<Array, EngineError>;
+
+    fn vocabulary(&self) -> u32;
+
+    /// Bytes of scratch a prompt token costs in prefill, beside attention scores, with activations of `dtype_bytes`.
+    fn activation_bytes_per_token(&self, dtype_bytes: u64) -> u64;
+
+    fn attention_heads(&self) -> u32;
+}
+
+/// Builds the family that `model_type` names.
+pub fn load(config: &Value, loader: Loader) -> Result<Box<dyn Model>, WeightError> {
+    match config.get("model_type").and_then(Value::as_str).unwrap_or_default() {
+        // mlx-lm runs mistral as llama, its sliding window unused.
+        "llama" | "mistral" => Ok(Box::new(llama::load(config, loader)?)),
+        "qwen2" => Ok(Box::new(qwen2::load(config, loader)?)),
+        "qwen3" => Ok(Box::new(qwen3::load(config, loader)?)),
+        "gemma3_text" => Ok(Box::new(gemma3_text::load(config, loader)?)),
+        other => Err(WeightError::Config(format!("the family '{other}' is not yet supported"))),
+    }
+}
+
+fn parse<T: DeserializeOwned>(config: &Value) -> Result<T, WeightError> {
+    T::deserialize(config).map_err(|error| WeightError::Config(error.to_string()))
+}
+
+/// Transformers 5 nests `rope_theta` and the scaling under `rope_parameters`.
+fn rope_theta(own: Option<f64>, parameters: Option<&Value>) -> Option<f64> {
+    own.or_else(|| parameters?.get("rope_theta")?.as_f64())
+}

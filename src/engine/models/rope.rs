@@ -1,0 +1,179 @@
+//! Rotary position embedding (arXiv:2104.09864) and the scalings that the families ship with.
+//!
+//! Formulas as in mlx-lm's `rope_utils.py`; frequencies are wavelengths over 2π, as `mlx.fast.rope` takes them.
+
+use std::f64::consts::PI;
+
+use mlx_rs::{Array, fast, ops};
+use serde_json::Value;
+
+use crate::engine::{EngineError, cache::Step};
+
+pub struct Rope {
+    head_dim: i32,
+    traditional: bool,
+    kind: Kind,
+}
+
+enum Kind {
+    /// Positions times `scale`.
+    Plain { base: f32, scale: f32 },
+    /// Frequencies of its own, (head_dim / 2), and a factor on the input.
+    Frequencies { frequencies: Array, scale: f32 },
+    /// The base grows with the sequence once it is longer than the model was trained for.
+    Dynamic { base: f64, factor: f64, trained_tokens: f64 },
+}
+
+/// What a rotary embedding is made of, read from a configuration.
+pub struct RopeOptions<'a> {
+    pub head_dim: i32,
+    pub base: f64,
+    pub traditional: bool,
+    pub scaling: Option<&'a Value>,
+    pub max_position_embeddings: Option<i64>,
+    /// A GGUF file's own divisors for each frequency, (head_dim / 2).
+    pub factors: Option<Array>,
+}
+
+impl Rope {
+    pub fn new(options: RopeOptions<'_>) -> Result<Self, String> {
+        let RopeOptions { head_dim, base, traditional, scaling, max_position_embeddings, factors } = options;
+        let make = |kind| Ok(Self { head_dim, traditional, kind });
+        if head_dim < 2 || head_dim % 2 != 0 {
+            return Err(format!("rotary embedding needs an even head size, not {head_dim}"));
+        }
+        let exponents = || (0..head_dim).step_by(2).map(move |index| base.powf(f64::from(index) / f64::from(head_dim)));
+        if let Some(factors) = factors {
+            let plain: Vec<f32> = exponents().map(|frequency| frequency as f32).collect();
+            let frequencies = Array::from_slice(&plain, &[head_dim / 2]).multiply(factors).map_err(|error| error.to_string())?;
+            return make(Kind::Frequencies { frequencies, scale: 1.0 });
+        }
+        let kind = scaling.and_then(|scaling| scaling.get("rope_type").or_else(|| scaling.get("type")));
+        let kind = kind.and_then(Value::as_str).unwrap_or("default");
+        let number = |key: &str| scaling.and_then(|scaling| scaling.get(key)).and_then(Value::as_f64);
+        let required = |key: &str| number(key).ok_or_else(|| format!("rope_scaling of type '{kind}' needs the number '{key}'"));
+        match kind {
+            "default" => make(Kind::Plain { base: base as f32, scale: 1.0 }),
+            "linear" => make(Kind::Plain { base: base as f32, scale: (1.0 / required("factor")?) as f32 }),
+            "dynamic" => make(Kind::Dynamic {
+                base,
+                factor: required("factor")?,
+                trained_tokens: max_position_embeddings
+                    .ok_or("rope_scaling of type 'dynamic' needs max_position_embeddings in the configuration")?
+                    as f64,
+            }),
+            "llama3" => {
+                let factor = required("factor")?;
+                let low = number("low_freq_factor").unwrap_or(1.0);
+                let high = number("high_freq_factor").unwrap_or(4.0);
+                let trained_tokens = number("original_max_position_embeddings").unwrap_or(8192.0);
+                let frequencies = exponents().map(|frequency| {
+                    let wavelength = 2.0 * PI * frequency;
+                    if wavelength > trained_tokens / low {
+                        frequency * factor
+                    } else if wavelength > trained_tokens / high {
+                        let smooth = (trained_tokens / wavelength - low) / (high - low);
+                        frequency / ((1.0 - smooth) / factor + smooth)
+                    } else {
+                        frequency
+                    }
+                });
+                make(Kind::Frequencies { frequencies: array(frequencies), scale: 1.0 })
+            }
+            "yarn" => {
+                let factor = required("factor")?;
+                let trained_tokens = number("original_max_position_embeddings").unwrap_or(4096.0);
+                let dimension =
+                    |rotations: f64| f64::from(head_dim) * (trained_tokens / (rotations * 2.0 * PI)).ln() / (2.0 * base.ln());
+                let low = dimension(number("beta_fast").unwrap_or(32.0)).floor().max(0.0);
+                let mut high = dimension(number("beta_slow").unwrap_or(1.0)).ceil().min(f64::from(head_dim - 1));
+                if low == high {
+                    high += 0.001;
+                }
+                let magnitude = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
+                let scale = magnitude(number("mscale").unwrap_or(1.0)) / magnitude(number("mscale_all_dim").unwrap_or(0.0));
+                let frequencies = exponents().enumerate().map(|(index, frequency)| {
+                    let kept = 1.0 - ((index as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    let stretched = factor * frequency;
+                    (stretched * frequency) / (stretched * kept + frequency * (1.0 - kept))
+                });
+                make(Kind::Frequencies { frequencies: array(frequencies), scale: scale as f32 })
+            }
+            other => {
+                Err(format!("rope_scaling of type '{other}' is not yet supported (default, linear, dynamic, llama3, yarn are)"))
+            }
+        }
+    }
+
+    /// Rotates (B, heads, L, D) to the positions of `step`.
+    pub fn forward(&self, x: &Array, step: &Step) -> Result<Array, EngineError> {
+        match &self.kind {
+            Kind::Plain { base, scale } => self.rotate(x, Some(*base), *scale, step, None),
+            Kind::Frequencies { frequencies, scale } => {
+                if *scale == 1.0 {
+                    return self.rotate(x, None, 1.0, step, Some(frequencies));
+                }
+                let scaled = x.multiply(Array::from_f32(*scale).as_dtype(x.dtype())?)?;
+                self.rotate(&scaled, None, 1.0, step, Some(frequencies))
+            }
+            Kind::Dynamic { base, factor, trained_tokens } => {
+                let grown = |tokens: f64| {
+                    let dims = f64::from(self.head_dim);
+                    base * (factor * tokens.max(*trained_tokens) / trained_tokens - (factor - 1.0)).powf(dims / (dims - 2.0))
+                };
+                match step {
+                    Step::Prefill { start, length, .. } => {
+                        self.rotate(x, Some(grown(f64::from(start + length)) as f32), 1.0, step, None)
+                    }
+                    Step::Decode(rows) if f64::from(rows.last_position() + 1) <= *trained_tokens => {
+                        self.rotate(x, Some(*base as f32), 1.0, step, None)
+                    }
+                    Step::Decode(rows) => self.rotate_each(x, rows.positions(), *factor, *trained_tokens, *base),
+                }
+            }
+        }
+    }
+
+    fn rotate(
+        &self,
+        x: &Array,
+        base: Option<f32>,
+        scale: f32,
+        step: &Step,
+        frequencies: Option<&Array>,
+    ) -> Result<Array, EngineError> {
+        Ok(match step {
+            Step::Prefill { start, .. } => fast::rope(x, self.head_dim, self.traditional, base, scale, *start, frequencies)?,
+            Step::Decode(rows) => {
+                fast::rope_dynamic(x, self.head_dim, self.traditional, base, scale, rows.positions(), frequencies)?
+            }
+        })
+    }
+
+    /// A base for each row, which the fused operation does not take.
+    fn rotate_each(&self, x: &Array, positions: &Array, factor: f64, trained_tokens: f64, base: f64) -> Result<Array, EngineError> {
+        let dims = self.head_dim;
+        let rows = x.dim(0);
+        let scalar = |value: f64| Array::from_f32(value as f32);
+        let positions = positions.as_dtype(mlx_rs::Dtype::Float32)?.reshape(&[rows, 1, 1, 1])?;
+        let tokens = ops::maximum(positions.add(scalar(1.0))?, scalar(trained_tokens))?;
+        let growth = tokens.multiply(scalar(factor / trained_tokens))?.subtract(scalar(factor - 1.0))?;
+        let log_base = growth.log()?.multiply(scalar(f64::from(dims) / f64::from(dims - 2)))?.add(scalar(base.ln()))?;
+        let exponents: Vec<f32> = (0..dims).step_by(2).map(|index| -(index as f32) / dims as f32).collect();
+        // (B, 1, 1, D / 2)
+        let angles = positions.multiply(log_base.multiply(Array::from_slice(&exponents, &[1, 1, 1, dims / 2]))?.exp()?)?;
+        let (cosine, sine) = (angles.cos()?.as_dtype(x.dtype())?, angles.sin()?.as_dtype(x.dtype())?);
+        if self.traditional {
+            return Err(EngineError::Mlx("dynamic rope over interleaved pairs is not supported".into()));
+        }
+        let halves = x.split_equal(2, -1)?;
+        let first = halves[0].multiply(&cosine)?.subtract(halves[1].multiply(&sine)?)?;
+        let second = halves[0].multiply(&sine)?.add(halves[1].multiply(&cosine)?)?;
+        Ok(ops::concatenate(&[first, second], -1)?)
+    }
+}
+
+fn array(values: impl Iterator<Item = f64>) -> Array {
+    let values: Vec<f32> = values.map(|value| value as f32).collect();
+    Array::from_slice(&values, &[values.len() as i32])
+}

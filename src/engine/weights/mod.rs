@@ -1,0 +1,273 @@
+//! Strict loading: every tensor a family asks for must be there in the right shape, and none may be left over. All problems are
+//! told at once.
+
+mod gguf;
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use mlx_rs::{Array, Dtype, ops};
+use serde_json::Value;
+use thiserror::Error;
+
+use super::models::{Embedding, Linear, RmsNorm};
+
+#[derive(Debug, Error)]
+pub enum WeightError {
+    #[error("failed to read the weights in {path}: {reason}")]
+    Read { path: PathBuf, reason: String },
+    #[error("the configuration of this model does not fit: {0}")]
+    Config(String),
+    #[error("the weights of this model do not fit its configuration:\n{}", list(.0))]
+    Tensors(Vec<String>),
+    #[error("MLX failed while loading weights: {0}")]
+    Mlx(String),
+}
+
+impl From<mlx_rs::error::Exception> for WeightError {
+    fn from(error: mlx_rs::error::Exception) -> Self {
+        Self::Mlx(error.to_string())
+    }
+}
+
+/// At most this many problems are spelled out.
+const PROBLEMS_SHOWN_MAX: usize = 24;
+
+fn list(problems: &[String]) -> String {
+    let mut text = String::new();
+    for problem in problems.iter().take(PROBLEMS_SHOWN_MAX) {
+        text.push_str("  - ");
+        text.push_str(problem);
+        text.push('\n');
+    }
+    if problems.len() > PROBLEMS_SHOWN_MAX {
+        text.push_str(&format!("  … and {} more\n", problems.len() - PROBLEMS_SHOWN_MAX));
+    }
+    text.pop();
+    text
+}
+
+/// In which form weights are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// Floating-point weights are converted to it; `None` keeps them as stored.
+    pub dtype: Option<Dtype>,
+    /// Quantized weights are expanded to dense ones.
+    pub dequantize: bool,
+}
+
+/// The tensors of a model, by Hugging Face name, taken one by one.
+pub struct Loader {
+    tensors: BTreeMap<String, Array>,
+    quantization: Quantization,
+    policy: Policy,
+    problems: Vec<String>,
+}
+
+/// `quantization` of an MLX config.json: one default, and overrides by module.
+#[derive(Default)]
+struct Quantization {
+    default: Option<(i32, i32)>,
+    overrides: BTreeMap<String, Option<(i32, i32)>>,
+}
+
+impl Loader {
+    /// Reads one `.gguf` file, or all of a folder's `.safetensors`; tensors stay on disk until they are taken.
+    pub fn open(files: &[PathBuf], config: &Value, policy: Policy) -> Result<Self, WeightError> {
+        let mut tensors = BTreeMap::new();
+        let mut problems = Vec::new();
+        for file in files {
+            let read = |reason: String| WeightError::Read { path: file.clone(), reason };
+            if file.extension().is_some_and(|extension| extension == "gguf") {
+                tensors.extend(gguf::read(file, config)?);
+                continue;
+            }
+            let loaded = Array::load_safetensors(file).map_err(|error| read(error.to_string()))?;
+            for (name, tensor) in loaded {
+                if tensors.insert(name.clone(), tensor).is_some() {
+                    problems.push(format!("{name} stands in more than one file"));
+                }
+            }
+        }
+        // Frequencies that old checkpoints carry, which every family computes itself.
+        tensors.retain(|name, _| !name.ends_with("rotary_emb.inv_freq"));
+        Ok(Self { tensors, quantization: Quantization::read(config)?, policy, problems })
+    }
+
+    #[cfg(test)]
+    pub fn of(tensors: BTreeMap<String, Array>, config: &Value, policy: Policy) -> Result<Self, WeightError> {
+        Ok(Self { tensors, quantization: Quantization::read(config)?, policy, problems: Vec::new() })
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Drops a tensor that the model does not need.
+    pub fn ignore(&mut self, name: &str) {
+        self.tensors.remove(name);
+    }
+
+    /// A floating-point tensor of this shape.
+    pub fn tensor(&mut self, name: &str, shape: &[i32]) -> Result<Array, WeightError> {
+        let Some(tensor) = self.tensors.remove(name) else {
+            self.problems.push(format!("{name} is missing"));
+            return Ok(ops::zeros::<f32>(shape)?);
+        };
+        if tensor.shape() != shape {
+            self.problems.push(format!("{name} has shape {:?}, the configuration says {shape:?}", tensor.shape()));
+            return Ok(ops::zeros::<f32>(shape)?);
+        }
+        self.float(name, tensor)
+    }
+
+    pub fn optional(&mut self, name: &str, shape: &[i32]) -> Result<Option<Array>, WeightError> {
+        if self.has(name) { self.tensor(name, shape).map(Some) } else { Ok(None) }
+    }
+
+    pub fn rms_norm(&mut self, module: &str, size: i32, eps: f32) -> Result<RmsNorm, WeightError> {
+        Ok(RmsNorm { weight: self.tensor(&format!("{module}.weight"), &[size])?, eps })
+    }
+
+    /// `module.weight` (output, input), dense or quantized, and `module.bias` (output) where `bias` says so.
+    pub fn linear(&mut self, module: &str, input: i32, output: i32, bias: bool) -> Result<Linear, WeightError> {
+        let bias = if bias { Some(self.tensor(&format!("{module}.bias"), &[output])?) } else { None };
+        Ok(match self.matrix(module, output, input)? {
+            Matrix::Dense(weight) => {
+                let weight = weight.t();
+                weight.eval()?;
+                Linear::Dense { weight, bias }
+            }
+            Matrix::Quantized { weight, scales, biases, group_size, bits } => {
+                Linear::Quantized { weight, scales, biases, group_size, bits, bias }
+            }
+        })
+    }
+
+    /// `module.weight` (vocabulary, hidden), dense or quantized.
+    pub fn embedding(&mut self, module: &str, vocabulary: i32, hidden: i32) -> Result<Embedding, WeightError> {
+        Ok(match self.matrix(module, vocabulary, hidden)? {
+            Matrix::Dense(weight) => Embedding::Dense(weight),
+            Matrix::Quantized { weight, scales, biases, group_size, bits } => {
+                Embedding::Quantized { weight, scales, biases, group_size, bits }
+            }
+        })
+    }
+
+    fn matrix(&mut self, module: &str, rows: i32, columns: i32) -> Result<Matrix, WeightError> {
+        let name = format!("{module}.weight");
+        let Some(scales) = self.tensors.remove(&format!("{module}.scales")) else {
+            return Ok(Matrix::Dense(self.tensor(&name, &[rows, columns])?));
+        };
+        let placeholder = || Ok(Matrix::Dense(ops::zeros::<f32>(&[rows, columns])?));
+        let Some(biases) = self.tensors.remove(&format!("{module}.biases")) else {
+            self.problems
+                .push(format!("{module}.biases is missing beside {module}.scales (affine quantization is what is supported)"));
+            self.tensors.remove(&name);
+            return placeholder();
+        };
+        let Some(weight) = self.tensors.remove(&name) else {
+            self.problems.push(format!("{name} is missing beside {module}.scales"));
+            return placeholder();
+        };
+        let Some((group_size, bits)) = self.quantization.of(module, &weight, &scales, columns) else {
+            self.problems.push(format!("{module} is quantized, and the configuration does not say how (its 'quantization' key)"));
+            return placeholder();
+        };
+        let packed = [rows, columns * bits / 32];
+        let groups = [rows, columns / group_size];
+        let fits =
+            weight.dtype() == Dtype::Uint32 && weight.shape() == packed && scales.shape() == groups && biases.shape() == groups;
+        if !fits {
+            self.problems.push(format!(
+                "{module} has a weight of {:?} {:?} and scales of {:?}, {bits} bits in groups of {group_size} need uint32 {packed:?} and \
+                 {groups:?}",
+                weight.dtype(),
+                weight.shape(),
+                scales.shape()
+            ));
+            return placeholder();
+        }
+        if self.policy.dequantize {
+            // Scales are widened first, so that the product is not rounded to half precision.
+            let (scales, biases) = match self.policy.dtype {
+                Some(dtype) => (scales.as_dtype(dtype)?, biases.as_dtype(dtype)?),
+                None => (scales, biases),
+            };
+            let dense = ops::dequantize(&weight, &scales, &biases, group_size, bits)?;
+            dense.eval()?;
+            return Ok(Matrix::Dense(dense));
+        }
+        let (scales, biases) = (self.float(&name, scales)?, self.float(&name, biases)?);
+        weight.eval()?;
+        Ok(Matrix::Quantized { weight, scales, biases, group_size, bits })
+    }
+
+    /// Converts at once, so that the stored form can be let go.
+    fn float(&mut self, name: &str, tensor: Array) -> Result<Array, WeightError> {
+        if !matches!(tensor.dtype(), Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16) {
+            self.problems.push(format!("{name} is {:?}, a floating-point tensor is needed", tensor.dtype()));
+        }
+        let tensor = match self.policy.dtype {
+            Some(dtype) if dtype != tensor.dtype() => tensor.as_dtype(dtype)?,
+            _ => tensor,
+        };
+        tensor.eval()?;
+        Ok(tensor)
+    }
+
+    /// Must be called last: names whatever was missing, misshapen or left over.
+    pub fn finish(mut self) -> Result<(), WeightError> {
+        self.problems.extend(self.tensors.keys().map(|name| format!("{name} is not part of this family")));
+        if self.problems.is_empty() { Ok(()) } else { Err(WeightError::Tensors(self.problems)) }
+    }
+}
+
+enum Matrix {
+    Dense(Array),
+    Quantized { weight: Array, scales: Array, biases: Array, group_size: i32, bits: i32 },
+}
+
+impl Quantization {
+    fn read(config: &Value) -> Result<Self, WeightError> {
+        let Some(object) = config.get("quantization").or_else(|| config.get("quantization_config")) else {
+            return Ok(Self::default());
+        };
+        let object = object.as_object().ok_or_else(|| WeightError::Config("'quantization' must be a table".into()))?;
+        let pair = |value: &Value, place: &str| -> Result<Option<(i32, i32)>, WeightError> {
+            let (Some(group_size), Some(bits)) = (value.get("group_size"), value.get("bits")) else { return Ok(None) };
+            if let Some(mode) = value.get("mode").and_then(Value::as_str).filter(|mode| *mode != "affine") {
+                return Err(WeightError::Config(format!("quantization mode '{mode}' of {place} is not yet supported (affine is)")));
+            }
+            let number = |value: &Value| value.as_i64().and_then(|value| i32::try_from(value).ok());
+            match (number(group_size), number(bits)) {
+                (Some(group_size @ (32 | 64 | 128)), Some(bits @ (2 | 3 | 4 | 5 | 6 | 8))) => Ok(Some((group_size, bits))),
+                _ => Err(WeightError::Config(format!(
+                    "quantization of {place} is {bits} bits in groups of {group_size}; 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or \
+                     128 are supported"
+                ))),
+            }
+        };
+        let default = pair(&Value::Object(object.clone()), "the model")?;
+        let mut overrides = BTreeMap::new();
+        for (module, value) in object {
+            if value.is_object() {
+                overrides.insert(module.clone(), pair(value, module)?);
+            } else if value == &Value::Bool(false) {
+                overrides.insert(module.clone(), None);
+            }
+        }
+        Ok(Self { default, overrides })
+    }
+
+    /// (group size, bits) of a module; a GGUF file tells them by its shapes alone.
+    fn of(&self, module: &str, weight: &Array, scales: &Array, columns: i32) -> Option<(i32, i32)> {
+        if let Some(own) = self.overrides.get(module) {
+            return *own;
+        }
+        if self.default.is_some() {
+            return self.default;
+        }
+        let (words, groups) = (*weight.shape().last()?, *scales.shape().last()?);
+        (columns > 0 && groups > 0 && columns % groups == 0).then(|| (columns / groups, words * 32 / columns))
+    }
+}
