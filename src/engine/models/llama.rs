@@ -21,6 +21,7 @@ use crate::engine::{
 
 #[derive(Debug, Clone, Deserialize)]
 pub struct Config {
+    pub model_type: String,
     pub hidden_size: i32,
     pub num_hidden_layers: usize,
     pub intermediate_size: i32,
@@ -138,8 +139,11 @@ impl Config {
     }
 
     fn window(&self, layer: usize) -> Option<i32> {
-        let kind = self.layer_types.as_ref()?.get(layer)?;
-        self.sliding_window.filter(|_| kind == "sliding_attention")
+        match &self.layer_types {
+            Some(kinds) => self.sliding_window.filter(|_| kinds.get(layer).is_some_and(|kind| kind == "sliding_attention")),
+            // Mistral's window holds on every layer, as its authors and transformers have it; mlx-lm leaves it out.
+            None => self.sliding_window.filter(|&window| self.model_type == "mistral" && window > 0),
+        }
     }
 }
 

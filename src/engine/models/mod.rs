@@ -7,6 +7,9 @@ mod qwen2;
 mod qwen3;
 mod rope;
 
+#[cfg(test)]
+mod golden_test;
+
 pub use layers::{Embedding, Linear, RmsNorm};
 
 use mlx_rs::Array;
@@ -41,7 +44,6 @@ pub trait Model {
 /// Builds the family that `model_type` names.
 pub fn load(config: &Value, loader: Loader) -> Result<Box<dyn Model>, WeightError> {
     match config.get("model_type").and_then(Value::as_str).unwrap_or_default() {
-        // mlx-lm runs mistral as llama, its sliding window unused.
         "llama" | "mistral" => Ok(Box::new(llama::load(config, loader)?)),
         "qwen2" => Ok(Box::new(qwen2::load(config, loader)?)),
         "qwen3" => Ok(Box::new(qwen3::load(config, loader)?)),
