@@ -1,5 +1,7 @@
 //! Computes plans.
 
+pub mod fake;
+
 use thiserror::Error;
 
 use crate::schedule::{Plan, Price, Sampled};
