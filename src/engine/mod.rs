@@ -1,6 +1,7 @@
 //! Computes plans.
 
 mod cache;
+pub mod fake;
 mod ffi;
 mod mlx;
 mod models;

@@ -1,4 +1,8 @@
-//! What rows cost in bytes.
+//! What rows cost in bytes, and what may never be exceeded.
+
+use thiserror::Error;
+
+use super::Request;
 
 /// Bytes that a cache layout costs. All counts are for the layout the engine's cache really has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,7 +13,7 @@ pub struct Price {
     pub windows: Vec<(u32, u64)>,
     /// Bytes a slot whatever its length.
     pub fixed_bytes_per_slot: u64,
-    /// Slots grow in steps of this many tokens.
+    /// Slots grow in steps of this many tokens; 0 counts as 1.
     pub slot_tokens_step: u32,
     /// Prefill scratch: bytes a prompt token of a chunk, and bytes a (chunk token × context token) pair.
     pub prefill_bytes_per_token: u64,
@@ -19,17 +23,142 @@ pub struct Price {
 impl Price {
     /// `tokens` rounded up to what a slot can have.
     pub fn slot_tokens(&self, tokens: u32) -> u32 {
-        tokens.div_ceil(self.slot_tokens_step).saturating_mul(self.slot_tokens_step)
+        let step = self.slot_tokens_step.max(1);
+        tokens.div_ceil(step).saturating_mul(step)
     }
 
     /// Bytes of a cache of `slots` slots of `slot_tokens` tokens.
     pub fn cache_bytes(&self, slots: u32, slot_tokens: u32) -> u64 {
-        let windows: u64 = self.windows.iter().map(|&(window, bytes)| bytes * u64::from(slot_tokens.min(window))).sum();
-        u64::from(slots) * (self.full_bytes_per_token * u64::from(slot_tokens) + windows + self.fixed_bytes_per_slot)
+        let full = self.full_bytes_per_token.saturating_mul(u64::from(slot_tokens));
+        let slot = self.windows.iter().fold(full.saturating_add(self.fixed_bytes_per_slot), |sum, &(window, bytes)| {
+            sum.saturating_add(bytes.saturating_mul(u64::from(slot_tokens.min(window))))
+        });
+        slot.saturating_mul(u64::from(slots))
     }
 
     /// Bytes of the largest prefill step over a context of `slot_tokens`.
     pub fn prefill_bytes(&self, chunk: u32, slot_tokens: u32) -> u64 {
-        u64::from(chunk) * (self.prefill_bytes_per_token + self.prefill_bytes_per_pair * u64::from(slot_tokens))
+        let pairs = self.prefill_bytes_per_pair.saturating_mul(u64::from(slot_tokens));
+        self.prefill_bytes_per_token.saturating_add(pairs).saturating_mul(u64::from(chunk))
+    }
+}
+
+/// What a batch may take. A 0 in `rows`, `prefill_chunk` or `prompt_concurrency` counts as 1.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Rows in the cache at once at most; as many more may wait.
+    pub rows: u32,
+    /// Prompt tokens a row computes in one step at most.
+    pub prefill_chunk: u32,
+    /// Rows in prefill at once at most.
+    pub prompt_concurrency: u32,
+    /// The cache and the prefill scratch together never cost more, by `price`.
+    pub kv_bytes_max: u64,
+    pub price: Price,
+    /// Tokens a row can have, prompt and completion together.
+    pub context_length: u32,
+}
+
+impl Limits {
+    /// Bytes that a cache of `slots` slots of `slot_tokens` tokens costs, the largest prefill step over it included.
+    pub fn layout_bytes(&self, slots: u32, slot_tokens: u32) -> u64 {
+        let prefill = self.price.prefill_bytes(self.prefill_chunk, slot_tokens);
+        self.price.cache_bytes(slots, slot_tokens).saturating_add(prefill)
+    }
+
+    /// Refuses a row that could not be computed even alone.
+    pub fn check(&self, request: &Request) -> Result<(), Refused> {
+        if request.prompt.is_empty() {
+            return Err(Refused::EmptyPrompt);
+        }
+        if request.max_tokens == 0 {
+            return Err(Refused::NothingToGenerate);
+        }
+        let (prompt_tokens, max_tokens) = (request.prompt.len() as u64, request.max_tokens);
+        if prompt_tokens + u64::from(max_tokens) > u64::from(self.context_length) {
+            let over_tokens = prompt_tokens + u64::from(max_tokens) - u64::from(self.context_length);
+            return Err(Refused::TooLong { prompt_tokens, max_tokens, context_length: self.context_length, over_tokens });
+        }
+        let needed_bytes = self.layout_bytes(1, self.price.slot_tokens(request.reserved_tokens()));
+        if needed_bytes > self.kv_bytes_max {
+            return Err(Refused::OverBudget { prompt_tokens, max_tokens, needed_bytes, kv_bytes_max: self.kv_bytes_max });
+        }
+        Ok(())
+    }
+}
+
+/// Why a row can never be computed under the limits.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refused {
+    #[error("the prompt has no tokens: a model needs at least one to go on from")]
+    EmptyPrompt,
+    #[error("max_tokens is 0, so there is nothing to generate: set it to at least 1")]
+    NothingToGenerate,
+    #[error(
+        "{prompt_tokens} prompt tokens and max_tokens = {max_tokens} are {over_tokens} more than the model's context of \
+         {context_length} tokens: shorten the prompt or lower generation.max_tokens"
+    )]
+    TooLong { prompt_tokens: u64, max_tokens: u32, context_length: u32, over_tokens: u64 },
+    #[error(
+        "{prompt_tokens} prompt tokens and max_tokens = {max_tokens} need {needed_bytes} bytes of cache and prefill, and the budget is \
+         {kv_bytes_max} bytes: raise batching.kv_budget, or lower generation.max_tokens or batching.prefill_chunk"
+    )]
+    OverBudget { prompt_tokens: u64, max_tokens: u32, needed_bytes: u64, kv_bytes_max: u64 },
+    /// The caller brought more than [`wants`](super::Scheduler::wants) said.
+    #[error("{waiting_max} rows wait already, which is all the queue holds: bring rows only while the scheduler wants them")]
+    QueueFull { waiting_max: u32 },
+}
+
+/// A cache's shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Layout {
+    pub slots: u32,
+    pub slot_tokens: u32,
+}
+
+impl Layout {
+    /// This layout, grown where needed to hold `slot_tokens` tokens in `slot`.
+    pub fn holding(self, slot: u32, slot_tokens: u32) -> Self {
+        Self { slots: self.slots.max(slot + 1), slot_tokens: self.slot_tokens.max(slot_tokens) }
+    }
+
+    /// The smaller of both in either direction.
+    pub fn within(self, other: Self) -> Self {
+        Self { slots: self.slots.min(other.slots), slot_tokens: self.slot_tokens.min(other.slot_tokens) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn price() -> Price {
+        Price {
+            full_bytes_per_token: 10,
+            windows: vec![(8, 3)],
+            fixed_bytes_per_slot: 5,
+            slot_tokens_step: 16,
+            prefill_bytes_per_token: 7,
+            prefill_bytes_per_pair: 2,
+        }
+    }
+
+    #[test]
+    fn a_layout_costs_what_its_layers_keep() {
+        assert_eq!(price().slot_tokens(0), 0);
+        assert_eq!(price().slot_tokens(16), 16);
+        assert_eq!(price().slot_tokens(17), 32);
+        assert_eq!(price().cache_bytes(3, 32), 3 * (320 + 24 + 5), "a window of 8 keeps 8 of 32 tokens");
+        assert_eq!(price().cache_bytes(3, 4), 3 * (40 + 12 + 5), "and 4 of 4");
+        assert_eq!(price().prefill_bytes(4, 32), 4 * (7 + 64));
+    }
+
+    #[test]
+    fn absurd_numbers_saturate() {
+        let price = Price { full_bytes_per_token: u64::MAX, prefill_bytes_per_pair: u64::MAX, slot_tokens_step: 0, ..price() };
+        assert_eq!(price.slot_tokens(3), 3);
+        assert_eq!(price.cache_bytes(u32::MAX, u32::MAX), u64::MAX);
+        assert_eq!(price.prefill_bytes(u32::MAX, u32::MAX), u64::MAX);
+        assert_eq!(Price { slot_tokens_step: 16, ..price }.slot_tokens(u32::MAX), u32::MAX);
     }
 }

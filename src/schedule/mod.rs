@@ -1,7 +1,375 @@
 //! Decides what each step computes: a state machine without I/O, clock, randomness, tensor or logger.
+//!
+//! # Outline
+//!
+//! ```text
+//! add(Request) -> waiting --plan--> prefill --plan--> decode --commit--> Finished --plan--> slot released
+//! ```
+//!
+//! [`Scheduler::add`] queues a row or refuses it for good. [`Scheduler::plan`] releases the slots of ended rows, admits waiting rows,
+//! and gives every row in the cache its next piece of work; an [engine](crate::engine) computes the plan;
+//! [`Scheduler::commit`] takes the tokens it sampled and says which rows have ended. The same calls give the same plans.
+//!
+//! # One step ahead
+//!
+//! A plan may be made before the one before it is committed: at most [`IN_FLIGHT_MAX`] plans are in flight. Until a token is
+//! committed nobody knows whether it ends its row, so the next plan decodes that row anyway, unless `max_tokens` ends it for
+//! certain. A token computed for a row that has ended by then is dropped. A slot is released once no plan in flight computes it.
+//!
+//! A plan with nothing to compute ([`Plan::is_empty`]) changes nothing: it has no step of its own, and is neither launched nor
+//! committed. Releases then wait for the next plan that computes something.
+//!
+//! # Invariants
+//!
+//! - **Order.** Rows are admitted in the order in which they were added; a row that does not fit holds back those behind it.
+//! - **Budget.** Every plan's layout costs [`Limits::layout_bytes`]`(slots, slot_tokens) <= kv_bytes_max`. A row is admitted with all the
+//!   positions it can ever fill, so no row in the cache is ever put out of it.
+//! - **Progress.** A row that was accepted fits an empty cache, and every row in the cache advances in every step, so each row ends.
+//! - **Slots.** A row gets the lowest free slot and keeps it until its release. Its positions are filled from 0 on, each once.
+//! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, and every later token is a step of
+//!   its own: what is computed for a row does not depend on its neighbours.
+//! - **Prefill.** At most `prompt_concurrency` rows are in prefill. A row is admitted only when it may start at once.
+//!
+//! # Layout
+//!
+//! The cache has `slots` slots of `slot_tokens` tokens each; a plan states the layout that holds from its step on, and an engine
+//! reallocates when its own differs. Either number may rise or fall, both in one plan, and every row in the cache fits the new layout:
+//!
+//! - It **grows** by what an admitted row needs: slots up to its own, `slot_tokens` to its reservation, rounded up by
+//!   [`Price::slot_tokens`].
+//! - It **shrinks** to what the rows in the cache need when the first waiting row could not be admitted otherwise, and
+//! - it **shrinks** to what the rows in the cache and those waiting need together when that costs at most half as much. So growth and
+//!   shrinking do not alternate over one row, and the last rows of a job do not drag empty slots along.
+//!
+//! # Cost
+//!
+//! A plan and its commit go over the rows in the cache and in the queue a fixed number of times; nothing is hashed or sorted.
+//!
+//! # Known weaknesses
+//!
+//! - Slots are never compacted: one long row in a high slot keeps the layout wide until it ends.
+//! - All slots have the length of the longest row's; a queue in order of length wastes the least.
+//! - One step ahead, a row that stops early costs a dropped token and its slot one idle step; a row that ends by `max_tokens` costs the
+//!   idle step alone.
+//! - Budget is set aside for `max_tokens`, though a row may stop well before.
+//! - The prefill scratch of one row's chunk is priced, as an engine computes the rows in prefill one after another.
 
 mod budget;
 mod plan;
+mod sequence;
 
-pub use budget::Price;
+pub use budget::{Limits, Price, Refused};
 pub use plan::{Admission, Decode, FinishReason, Finished, Plan, Prefill, Release, Request, Sampled, SequenceId};
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use budget::Layout;
+use sequence::{Sequence, Work};
+
+/// Plans that may be in flight together: one being computed, one launched behind it.
+pub const IN_FLIGHT_MAX: usize = 2;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    waiting: VecDeque<Arc<Request>>,
+    /// By slot.
+    rows: Vec<Option<Sequence>>,
+    /// Rows that have not ended, and those of them that are in prefill.
+    running: u32,
+    in_prefill: u32,
+    layout: Layout,
+    /// Slots freed, which no plan has told yet.
+    released: Vec<Release>,
+    in_flight: VecDeque<InFlight>,
+    /// Step of the next plan.
+    step: u64,
+}
+
+/// What `commit` holds a plan to.
+#[derive(Debug)]
+struct InFlight {
+    step: u64,
+    prefill: usize,
+    decode: usize,
+}
+
+/// Numbers for a report, as of the last plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counters {
+    /// Rows in the cache that have not ended, rows in prefill included.
+    pub running: u32,
+    pub in_prefill: u32,
+    pub waiting: u32,
+    /// The cache's layout.
+    pub slots: u32,
+    pub slot_tokens: u32,
+    /// What the layout costs, prefill scratch included, and what it may cost.
+    pub kv_bytes: u64,
+    pub kv_bytes_max: u64,
+}
+
+/// What was handed to [`Scheduler::commit`] is not what was planned. Nothing was committed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CommitError {
+    #[error("step {step} cannot be committed: no step is in flight")]
+    NothingInFlight { step: u64 },
+    #[error("step {step} cannot be committed: steps are committed in order, and step {oldest} is the oldest in flight")]
+    OutOfOrder { step: u64, oldest: u64 },
+    #[error("step {step} cannot be committed: this is not the plan that was made for it")]
+    OtherPlan { step: u64 },
+    #[error("step {step} cannot be committed: its plan samples {planned} tokens, and {sampled} were handed over")]
+    Count { step: u64, planned: usize, sampled: usize },
+    #[error(
+        "step {step} cannot be committed: its token {index} is planned for sequence {planned}, and one of sequence {sampled} was \
+         handed over"
+    )]
+    Order { step: u64, index: usize, planned: u64, sampled: u64 },
+}
+
+impl Scheduler {
+    pub fn new(limits: Limits) -> Self {
+        let limits = Limits {
+            rows: limits.rows.max(1),
+            prefill_chunk: limits.prefill_chunk.max(1),
+            prompt_concurrency: limits.prompt_concurrency.max(1),
+            ..limits
+        };
+        Self {
+            limits,
+            waiting: VecDeque::new(),
+            rows: Vec::new(),
+            running: 0,
+            in_prefill: 0,
+            layout: Layout::default(),
+            released: Vec::new(),
+            in_flight: VecDeque::with_capacity(IN_FLIGHT_MAX),
+            step: 0,
+        }
+    }
+
+    /// Queues a row, whose sequence no other row has that is waiting or in the cache; refuses one that could never be computed.
+    pub fn add(&mut self, request: Arc<Request>) -> Result<(), Refused> {
+        self.limits.check(&request)?;
+        if self.wants() == 0 {
+            return Err(Refused::QueueFull { waiting_max: self.limits.rows });
+        }
+        self.waiting.push_back(request);
+        Ok(())
+    }
+
+    /// Rows that should be added now: with that many waiting, a plan can fill every slot.
+    pub fn wants(&self) -> usize {
+        (self.limits.rows as usize).saturating_sub(self.waiting.len())
+    }
+
+    /// Nothing waits, runs or is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running == 0 && self.in_flight.is_empty()
+    }
+
+    /// Plans launched and not yet committed.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    pub fn counters(&self) -> Counters {
+        let Layout { slots, slot_tokens } = self.layout;
+        Counters {
+            running: self.running,
+            in_prefill: self.in_prefill,
+            waiting: self.waiting.len() as u32,
+            slots,
+            slot_tokens,
+            kv_bytes: if slots == 0 { 0 } else { self.limits.layout_bytes(slots, slot_tokens) },
+            kv_bytes_max: self.limits.kv_bytes_max,
+        }
+    }
+
+    /// The next step. An empty plan is neither launched nor committed.
+    ///
+    /// # Panics
+    ///
+    /// When [`IN_FLIGHT_MAX`] plans are in flight: commit the oldest first.
+    pub fn plan(&mut self) -> Plan {
+        assert!(self.in_flight.len() < IN_FLIGHT_MAX, "{IN_FLIGHT_MAX} plans are in flight: commit the oldest first");
+        let mut held = self.release();
+        let admitted = self.admit(&mut held);
+        let (prefill, decode) = self.advance();
+        let mut plan = Plan { step: self.step, admitted, prefill, decode, ..Plan::default() };
+        if !plan.is_empty() {
+            self.halve(held);
+            plan.released = std::mem::take(&mut self.released);
+            self.in_flight.push_back(InFlight { step: plan.step, prefill: plan.prefill.len(), decode: plan.decode.len() });
+            self.step += 1;
+        }
+        plan.slots = self.layout.slots;
+        plan.slot_tokens = self.layout.slot_tokens;
+        plan
+    }
+
+    /// Takes the tokens of the oldest plan in flight, one for each last chunk and each decode, in the plan's order, and returns the rows
+    /// that end with them.
+    pub fn commit(&mut self, plan: &Plan, sampled: &[Sampled]) -> Result<Vec<Finished>, CommitError> {
+        self.check(plan, sampled)?;
+        self.in_flight.pop_front();
+        for &Prefill { slot, .. } in plan.prefill.iter().filter(|prefill| !prefill.last) {
+            if let Some(row) = &mut self.rows[slot as usize] {
+                row.in_flight = row.in_flight.saturating_sub(1);
+            }
+        }
+        let mut finished = Vec::new();
+        for ((sequence, slot), sampled) in sampling(plan).zip(sampled) {
+            let Some(row) = &mut self.rows[slot as usize] else { continue };
+            row.in_flight = row.in_flight.saturating_sub(1);
+            if row.ended {
+                continue;
+            }
+            if let Some(reason) = row.take(sampled.token, sampled.stop_string) {
+                finished.push(Finished { sequence, tokens: row.end(), reason });
+                self.running -= 1;
+            }
+        }
+        Ok(finished)
+    }
+
+    /// Gives a row up, waiting or in the cache; it will not be among the finished. False where there is no such row (any more).
+    pub fn cancel(&mut self, sequence: SequenceId) -> bool {
+        if let Some(row) = self.rows.iter_mut().flatten().find(|row| row.request.sequence == sequence && !row.ended) {
+            self.in_prefill -= u32::from(row.in_prefill());
+            self.running -= 1;
+            row.end();
+            return true;
+        }
+        let position = self.waiting.iter().position(|request| request.sequence == sequence);
+        position.and_then(|position| self.waiting.remove(position)).is_some()
+    }
+
+    /// Frees the slots of ended rows that no plan in flight computes. Returns the least layout of the rows that stay.
+    fn release(&mut self) -> Layout {
+        let mut held = Layout::default();
+        for (place, slot) in self.rows.iter_mut().zip(0..) {
+            match place {
+                Some(row) if row.ended && row.in_flight == 0 => {
+                    self.released.push(Release { sequence: row.request.sequence, slot });
+                    *place = None;
+                }
+                Some(row) => held = held.holding(slot, row.request.reserved_tokens()),
+                None => {}
+            }
+        }
+        held.slot_tokens = self.limits.price.slot_tokens(held.slot_tokens);
+        held
+    }
+
+    /// Moves rows from the queue into the lowest free slots while they fit.
+    fn admit(&mut self, held: &mut Layout) -> Vec<Admission> {
+        let mut admitted = Vec::new();
+        let mut slot = 0;
+        while self.in_prefill < self.limits.prompt_concurrency
+            && let Some(request) = self.waiting.front()
+        {
+            // Slots below the one taken last are full: nothing is freed in between.
+            while self.rows.get(slot as usize).is_some_and(Option::is_some) {
+                slot += 1;
+            }
+            if slot == self.limits.rows {
+                break;
+            }
+            let reserved_tokens = request.reserved_tokens();
+            let slot_tokens = self.limits.price.slot_tokens(reserved_tokens);
+            let least = held.holding(slot, slot_tokens);
+            let grown = self.layout.holding(slot, slot_tokens);
+            let Some(layout) = [grown, least].into_iter().find(|layout| self.fits(*layout)) else { break };
+            let Some(request) = self.waiting.pop_front() else { break };
+            self.layout = layout;
+            *held = least;
+            if slot as usize == self.rows.len() {
+                self.rows.push(None);
+            }
+            self.rows[slot as usize] = Some(Sequence::new(Arc::clone(&request)));
+            self.running += 1;
+            self.in_prefill += 1;
+            admitted.push(Admission { request, slot, reserved_tokens });
+        }
+        admitted
+    }
+
+    fn fits(&self, layout: Layout) -> bool {
+        self.limits.layout_bytes(layout.slots, layout.slot_tokens) <= self.limits.kv_bytes_max
+    }
+
+    /// One piece of work for each row that has any.
+    fn advance(&mut self) -> (Vec<Prefill>, Vec<Decode>) {
+        let mut prefill = Vec::with_capacity(self.in_prefill as usize);
+        let mut decode = Vec::with_capacity((self.running - self.in_prefill) as usize);
+        for (row, slot) in self.rows.iter_mut().zip(0..) {
+            let Some(row) = row else { continue };
+            let sequence = row.request.sequence;
+            match row.advance(self.limits.prefill_chunk) {
+                Some(Work::Prefill { start, length, last }) => {
+                    self.in_prefill -= u32::from(last);
+                    prefill.push(Prefill { sequence, slot, start, length, last });
+                }
+                Some(Work::Decode { position }) => decode.push(Decode { sequence, slot, position }),
+                None => {}
+            }
+        }
+        (prefill, decode)
+    }
+
+    /// Shrinks the layout to what the rows in the cache (`held`) and those waiting need, when that costs at most half as much.
+    fn halve(&mut self, held: Layout) {
+        let bytes = |layout: Layout| self.limits.price.cache_bytes(layout.slots, layout.slot_tokens);
+        let worth_it = |layout: Layout| layout != self.layout && bytes(layout) <= bytes(self.layout) / 2;
+        if !worth_it(held) {
+            return;
+        }
+        let free_below = self.rows.iter().take(held.slots as usize).filter(|row| row.is_none()).count();
+        let slots = held.slots.saturating_add(self.waiting.len().saturating_sub(free_below) as u32);
+        let waiting_tokens = self.waiting.iter().map(|request| request.reserved_tokens()).max().unwrap_or(0);
+        let slot_tokens = held.slot_tokens.max(self.limits.price.slot_tokens(waiting_tokens));
+        let wanted = Layout { slots, slot_tokens }.within(self.layout);
+        if worth_it(wanted) {
+            self.layout = wanted;
+        }
+    }
+
+    fn check(&self, plan: &Plan, sampled: &[Sampled]) -> Result<(), CommitError> {
+        let step = plan.step;
+        let oldest = self.in_flight.front().ok_or(CommitError::NothingInFlight { step })?;
+        if step != oldest.step {
+            return Err(CommitError::OutOfOrder { step, oldest: oldest.step });
+        }
+        let computed = plan.prefill.iter().map(|prefill| (prefill.sequence, prefill.slot));
+        let computed = computed.chain(plan.decode.iter().map(|decode| (decode.sequence, decode.slot)));
+        let in_its_slot = |(sequence, slot): (SequenceId, u32)| {
+            let row = self.rows.get(slot as usize).and_then(Option::as_ref);
+            row.is_some_and(|row| row.request.sequence == sequence && row.in_flight > 0)
+        };
+        if (plan.prefill.len(), plan.decode.len()) != (oldest.prefill, oldest.decode) || !computed.into_iter().all(in_its_slot) {
+            return Err(CommitError::OtherPlan { step });
+        }
+        let planned = sampling(plan).count();
+        if planned != sampled.len() {
+            return Err(CommitError::Count { step, planned, sampled: sampled.len() });
+        }
+        match sampling(plan).zip(sampled).position(|((sequence, _), sampled)| sequence != sampled.sequence) {
+            Some(index) => {
+                let planned = sampling(plan).nth(index).map_or(0, |(sequence, _)| sequence.0);
+                Err(CommitError::Order { step, index, planned, sampled: sampled[index].sequence.0 })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The rows for which `plan` samples a token, with their slots, in the order of its tokens.
+fn sampling(plan: &Plan) -> impl Iterator<Item = (SequenceId, u32)> + '_ {
+    let first = plan.prefill.iter().filter(|prefill| prefill.last).map(|prefill| (prefill.sequence, prefill.slot));
+    first.chain(plan.decode.iter().map(|decode| (decode.sequence, decode.slot)))
+}

@@ -1,0 +1,474 @@
+//! An engine without a model, which believes nothing.
+//!
+//! [`FakeEngine`] samples a hash of a sequence's own history, so that a row's tokens depend on its prompt and its seed and on no
+//! schedule. Beside that it keeps a shadow of the cache a real engine would have, slot by slot: who owns it, which positions are
+//! filled, what is set aside. A plan that contradicts the shadow is refused with a [`Fault`] that names what is wrong. It serves the
+//! scheduler's tests, and jobs whose model is `fake`: to try a manifest, or to measure everything but the model.
+//!
+//! A step is computed when it is launched; its tokens are handed over when it is collected, and until then the shadow counts the step
+//! as in flight.
+//!
+//! # Known weaknesses
+//!
+//! - What a row may claim is checked, not what it is owed: a scheduler that lets a row wait for ever is not found out here.
+//! - A row that a stop string ends, or that was cancelled, looks to the engine like one that goes on, so its release is believed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::{Engine, EngineError};
+use crate::schedule::{
+    Admission, Decode, FinishReason, IN_FLIGHT_MAX, Limits, Plan, Prefill, Price, Release, Request, Sampled, SequenceId,
+};
+
+/// What the fake pretends to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FakeModel {
+    pub price: Price,
+    /// Tokens a sequence can have, prompt and completion together.
+    pub context_length: u32,
+    /// Tokens it samples, each as likely as it is often in here; empty is as `[0]`.
+    pub alphabet: Vec<u32>,
+    pub stop_token: u32,
+    /// Samples `stop_token` once in so many tokens on average; 0 is never.
+    pub stop_one_in: u32,
+}
+
+impl FakeModel {
+    /// Tokens of [`bytes`](Self::bytes): every byte, and the end.
+    pub const BYTES_VOCABULARY: u32 = 257;
+    /// The end token of [`bytes`](Self::bytes).
+    pub const BYTES_STOP_TOKEN: u32 = 256;
+
+    /// A model whose tokens are bytes: lower-case words that end now and then. Its cache costs what SmolLM2-135M's does in float32:
+    /// 30 layers, keys and values, 3 heads of 64 numbers of 4 bytes.
+    pub fn bytes() -> Self {
+        Self {
+            price: Price {
+                full_bytes_per_token: 30 * 2 * 3 * 64 * 4,
+                windows: Vec::new(),
+                fixed_bytes_per_slot: 0,
+                slot_tokens_step: 256,
+                prefill_bytes_per_token: 0,
+                prefill_bytes_per_pair: 0,
+            },
+            context_length: 8192,
+            alphabet: b"etaoinshrdlucmfwypvbgkqjxz eao tin ".iter().map(|&byte| u32::from(byte)).collect(),
+            stop_token: Self::BYTES_STOP_TOKEN,
+            stop_one_in: 64,
+        }
+    }
+
+    /// The token that follows a history.
+    fn sample(&self, history: History) -> u32 {
+        let bits = history.bits();
+        if self.stop_one_in > 0 && (bits >> 32) % u64::from(self.stop_one_in) == 0 {
+            return self.stop_token;
+        }
+        let index = (bits & 0xffff_ffff) as usize % self.alphabet.len().max(1);
+        self.alphabet.get(index).copied().unwrap_or(0)
+    }
+
+    /// What a row gives, told from its request alone: the oracle for every schedule.
+    pub fn completion(&self, request: &Request) -> (Vec<u32>, FinishReason) {
+        let mut history = request.prompt.iter().fold(History::new(request.seed), |history, &token| history.with(token));
+        let mut tokens = Vec::new();
+        loop {
+            let token = self.sample(history);
+            history = history.with(token);
+            tokens.push(token);
+            if request.stop_tokens.contains(&token) {
+                return (tokens, FinishReason::Stop);
+            }
+            if tokens.len() as u64 >= u64::from(request.max_tokens) {
+                return (tokens, FinishReason::Length);
+            }
+        }
+    }
+}
+
+/// Hash of a seed and the tokens after it, mixed by the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom
+/// Number Generators, 2014, with Stafford's variant 13 of the constants).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct History(u64);
+
+impl History {
+    fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn with(self, token: u32) -> Self {
+        Self(Self(self.0 ^ (u64::from(token) + 1)).bits())
+    }
+
+    fn bits(self) -> u64 {
+        let mut bits = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+}
+
+/// What a plan claims falsely. It reaches the caller as the reason of [`EngineError::Plan`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Fault {
+    #[error("step {expected} is next")]
+    Step { expected: u64 },
+    #[error("{IN_FLIGHT_MAX} steps are in flight, and no more may be launched before one is collected")]
+    TooManyInFlight,
+    #[error("no step is in flight that could be collected")]
+    NothingInFlight,
+    #[error("it computes nothing")]
+    Empty,
+    #[error("its layout of {slots} slots of {slot_tokens} tokens costs {bytes} bytes, over the budget of {kv_bytes_max}")]
+    OverBudget { slots: u32, slot_tokens: u32, bytes: u64, kv_bytes_max: u64 },
+    #[error("its layout has {slots} slots, and {rows} rows are the limit")]
+    TooManySlots { slots: u32, rows: u32 },
+    #[error("slot {slot} is outside of its layout of {slots} slots, and sequence {sequence} is in it")]
+    OutsideLayout { sequence: u64, slot: u32, slots: u32 },
+    #[error("sequence {sequence} has {reserved_tokens} tokens set aside, and its layout has {slot_tokens} a slot")]
+    SlotTooShort { sequence: u64, reserved_tokens: u32, slot_tokens: u32 },
+    #[error("sequence {sequence} is admitted with {stated} tokens set aside, and can fill {expected}")]
+    Reservation { sequence: u64, stated: u32, expected: u32 },
+    #[error("sequence {sequence} is admitted with nothing to compute")]
+    EmptyRequest { sequence: u64 },
+    #[error("sequence {sequence} is admitted to slot {slot}, which sequence {owner} has")]
+    SlotTaken { sequence: u64, slot: u32, owner: u64 },
+    #[error("sequence {sequence} does not have slot {slot}")]
+    NotInSlot { sequence: u64, slot: u32 },
+    #[error("sequence {sequence} is released from slot {slot}, which a step in flight computes")]
+    ReleasedInFlight { sequence: u64, slot: u32 },
+    #[error("sequence {sequence} is computed twice")]
+    Twice { sequence: u64 },
+    #[error("sequence {sequence} has ended: its last token was collected")]
+    Ended { sequence: u64 },
+    #[error("prefill of sequence {sequence} starts at position {start}, and {filled} positions are filled")]
+    PrefillPosition { sequence: u64, start: u32, filled: u32 },
+    #[error("prefill of sequence {sequence} covers {start}..{end} of a prompt of {prompt_tokens} tokens")]
+    PrefillRange { sequence: u64, start: u32, end: u64, prompt_tokens: u64 },
+    #[error("prefill of sequence {sequence} covers {start}..{end}, which is not one chunk of {prefill_chunk} tokens or the last")]
+    PrefillChunk { sequence: u64, start: u32, end: u64, prefill_chunk: u32 },
+    #[error(
+        "prefill of sequence {sequence} says last = {stated}, and its prompt of {prompt_tokens} tokens says otherwise at {end}"
+    )]
+    PrefillLast { sequence: u64, stated: bool, end: u64, prompt_tokens: u64 },
+    #[error("{rows} rows are in prefill, and {prompt_concurrency} are the limit")]
+    TooManyInPrefill { rows: usize, prompt_concurrency: u32 },
+    #[error("sequence {sequence} is decoded with {filled} of its {prompt_tokens} prompt tokens computed")]
+    DecodeBeforePrompt { sequence: u64, filled: u32, prompt_tokens: u64 },
+    #[error("sequence {sequence} is decoded at position {position}, and {filled} positions are filled")]
+    DecodePosition { sequence: u64, position: u32, filled: u32 },
+    #[error("sequence {sequence} is decoded at position {position}, and has {reserved_tokens} tokens set aside")]
+    BeyondReservation { sequence: u64, position: u32, reserved_tokens: u32 },
+}
+
+/// What a slot of the cache holds.
+#[derive(Debug)]
+struct Slot {
+    request: Arc<Request>,
+    /// Positions `0 .. filled` hold keys and values.
+    filled: u32,
+    /// Hash of the tokens at those positions.
+    history: History,
+    /// Sampled last, not yet in the cache.
+    token: u32,
+    /// Tokens sampled and collected.
+    collected: u32,
+    /// Steps launched and not yet collected that compute the slot.
+    in_flight: u32,
+    /// The step that computed it last.
+    step: Option<u64>,
+    /// Its last token was collected.
+    ended: bool,
+}
+
+/// A step launched and not yet collected: the slots it computes, and its tokens.
+#[derive(Debug)]
+struct Step {
+    chunks: Vec<u32>,
+    sampled: Vec<(u32, Sampled)>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct FakeEngine {
+    model: FakeModel,
+    limits: Option<Limits>,
+    /// By slot.
+    slots: Vec<Option<Slot>>,
+    in_flight: VecDeque<Step>,
+    /// The step that must come next.
+    step: u64,
+}
+
+impl FakeEngine {
+    pub fn new(model: FakeModel) -> Self {
+        Self { model, limits: None, slots: Vec::new(), in_flight: VecDeque::with_capacity(IN_FLIGHT_MAX), step: 0 }
+    }
+
+    /// From now on plans must keep to `limits` too: budget, rows, chunks, rows in prefill.
+    pub fn hold_to(&mut self, limits: Limits) {
+        self.limits = Some(limits);
+    }
+
+    /// Sequences in the cache, by slot.
+    pub fn owners(&self) -> impl Iterator<Item = (u32, SequenceId)> + '_ {
+        (0..).zip(&self.slots).filter_map(|(slot, owned)| owned.as_ref().map(|owned| (slot, owned.request.sequence)))
+    }
+
+    fn launch_step(&mut self, plan: &Plan) -> Result<Step, Fault> {
+        if plan.step != self.step {
+            return Err(Fault::Step { expected: self.step });
+        }
+        if self.in_flight.len() == IN_FLIGHT_MAX {
+            return Err(Fault::TooManyInFlight);
+        }
+        if plan.is_empty() {
+            return Err(Fault::Empty);
+        }
+        plan.released.iter().try_for_each(|release| self.release(release))?;
+        plan.admitted.iter().try_for_each(|admission| self.admit(admission, plan.slots))?;
+        self.check_layout(plan)?;
+        let mut step = Step { chunks: Vec::new(), sampled: Vec::with_capacity(plan.prefill.len() + plan.decode.len()) };
+        plan.prefill.iter().try_for_each(|prefill| self.prefill(prefill, &mut step))?;
+        plan.decode.iter().try_for_each(|decode| self.decode(decode, &mut step))?;
+        Ok(step)
+    }
+
+    fn release(&mut self, &Release { sequence, slot }: &Release) -> Result<(), Fault> {
+        let place =
+            self.slots.get_mut(slot as usize).filter(|place| place.as_ref().is_some_and(|row| row.request.sequence == sequence));
+        let Some(place) = place else { return Err(Fault::NotInSlot { sequence: sequence.0, slot }) };
+        if place.as_ref().is_some_and(|row| row.in_flight > 0) {
+            return Err(Fault::ReleasedInFlight { sequence: sequence.0, slot });
+        }
+        *place = None;
+        Ok(())
+    }
+
+    fn admit(&mut self, Admission { request, slot, reserved_tokens }: &Admission, slots: u32) -> Result<(), Fault> {
+        let (sequence, slot) = (request.sequence.0, *slot);
+        if request.prompt.is_empty() || request.max_tokens == 0 {
+            return Err(Fault::EmptyRequest { sequence });
+        }
+        let expected = request.reserved_tokens();
+        if *reserved_tokens != expected {
+            return Err(Fault::Reservation { sequence, stated: *reserved_tokens, expected });
+        }
+        // Before the slots grow to it: a slot number alone must not be able to allocate.
+        if slot >= slots {
+            return Err(Fault::OutsideLayout { sequence, slot, slots });
+        }
+        if let Some(rows) = self.limits.as_ref().map(|limits| limits.rows).filter(|rows| slot >= *rows) {
+            return Err(Fault::TooManySlots { slots, rows });
+        }
+        if self.slots.len() <= slot as usize {
+            self.slots.resize_with(slot as usize + 1, || None);
+        }
+        let place = &mut self.slots[slot as usize];
+        if let Some(owner) = place {
+            return Err(Fault::SlotTaken { sequence, slot, owner: owner.request.sequence.0 });
+        }
+        *place = Some(Slot {
+            request: Arc::clone(request),
+            filled: 0,
+            history: History::new(request.seed),
+            token: 0,
+            collected: 0,
+            in_flight: 0,
+            step: None,
+            ended: false,
+        });
+        Ok(())
+    }
+
+    /// The layout holds every row in the cache and costs no more than the budget.
+    fn check_layout(&self, plan: &Plan) -> Result<(), Fault> {
+        let (slots, slot_tokens) = (plan.slots, plan.slot_tokens);
+        for (row, slot) in self.slots.iter().zip(0..) {
+            let Some(row) = row else { continue };
+            let (sequence, reserved_tokens) = (row.request.sequence.0, row.request.reserved_tokens());
+            if slot >= slots {
+                return Err(Fault::OutsideLayout { sequence, slot, slots });
+            }
+            if reserved_tokens > slot_tokens {
+                return Err(Fault::SlotTooShort { sequence, reserved_tokens, slot_tokens });
+            }
+        }
+        let Some(limits) = &self.limits else { return Ok(()) };
+        if slots > limits.rows {
+            return Err(Fault::TooManySlots { slots, rows: limits.rows });
+        }
+        let (bytes, kv_bytes_max) = (limits.layout_bytes(slots, slot_tokens), limits.kv_bytes_max);
+        if bytes > kv_bytes_max {
+            return Err(Fault::OverBudget { slots, slot_tokens, bytes, kv_bytes_max });
+        }
+        if plan.prefill.len() > limits.prompt_concurrency as usize {
+            return Err(Fault::TooManyInPrefill { rows: plan.prefill.len(), prompt_concurrency: limits.prompt_concurrency });
+        }
+        Ok(())
+    }
+
+    fn prefill(&mut self, &Prefill { sequence, slot, start, length, last }: &Prefill, step: &mut Step) -> Result<(), Fault> {
+        let prefill_chunk = self.limits.as_ref().map(|limits| limits.prefill_chunk);
+        let row = Slot::computed(&mut self.slots, sequence, slot, self.step)?;
+        let (sequence, filled) = (sequence.0, row.filled);
+        if start != filled {
+            return Err(Fault::PrefillPosition { sequence, start, filled });
+        }
+        let (end, prompt_tokens) = (u64::from(start) + u64::from(length), row.request.prompt.len() as u64);
+        if length == 0 || end > prompt_tokens {
+            return Err(Fault::PrefillRange { sequence, start, end, prompt_tokens });
+        }
+        if last != (end == prompt_tokens) {
+            return Err(Fault::PrefillLast { sequence, stated: last, end, prompt_tokens });
+        }
+        if let Some(prefill_chunk) = prefill_chunk
+            && (!start.is_multiple_of(prefill_chunk) || length > prefill_chunk || (length < prefill_chunk && !last))
+        {
+            return Err(Fault::PrefillChunk { sequence, start, end, prefill_chunk });
+        }
+        let chunk = &row.request.prompt[start as usize..end as usize];
+        row.history = chunk.iter().fold(row.history, |history, &token| history.with(token));
+        row.filled += length;
+        if last {
+            step.sampled.push((slot, row.sample(&self.model)));
+        } else {
+            step.chunks.push(slot);
+        }
+        Ok(())
+    }
+
+    fn decode(&mut self, &Decode { sequence, slot, position }: &Decode, step: &mut Step) -> Result<(), Fault> {
+        let row = Slot::computed(&mut self.slots, sequence, slot, self.step)?;
+        let (sequence, filled) = (sequence.0, row.filled);
+        let (reserved_tokens, prompt_tokens) = (row.request.reserved_tokens(), row.request.prompt.len() as u64);
+        if u64::from(filled) < prompt_tokens {
+            return Err(Fault::DecodeBeforePrompt { sequence, filled, prompt_tokens });
+        }
+        if position != filled {
+            return Err(Fault::DecodePosition { sequence, position, filled });
+        }
+        if position >= reserved_tokens {
+            return Err(Fault::BeyondReservation { sequence, position, reserved_tokens });
+        }
+        row.history = row.history.with(row.token);
+        row.filled += 1;
+        step.sampled.push((slot, row.sample(&self.model)));
+        Ok(())
+    }
+}
+
+impl Slot {
+    /// The row that a step computes, counted as in flight.
+    fn computed(slots: &mut [Option<Slot>], sequence: SequenceId, slot: u32, step: u64) -> Result<&mut Slot, Fault> {
+        let row = slots.get_mut(slot as usize).and_then(Option::as_mut).filter(|row| row.request.sequence == sequence);
+        let Some(row) = row else { return Err(Fault::NotInSlot { sequence: sequence.0, slot }) };
+        if row.step == Some(step) {
+            return Err(Fault::Twice { sequence: sequence.0 });
+        }
+        if row.ended {
+            return Err(Fault::Ended { sequence: sequence.0 });
+        }
+        row.step = Some(step);
+        row.in_flight += 1;
+        Ok(row)
+    }
+
+    fn sample(&mut self, model: &FakeModel) -> Sampled {
+        self.token = model.sample(self.history);
+        Sampled { sequence: self.request.sequence, token: self.token, stop_string: false }
+    }
+}
+
+impl Engine for FakeEngine {
+    fn price(&self) -> Price {
+        self.model.price.clone()
+    }
+
+    fn vocabulary(&self) -> u32 {
+        FakeModel::BYTES_VOCABULARY
+    }
+
+    /// After an error the shadow is in no defined state.
+    fn launch(&mut self, plan: &Plan) -> Result<(), EngineError> {
+        let step = self.launch_step(plan).map_err(|fault| EngineError::Plan { step: plan.step, reason: fault.to_string() })?;
+        self.in_flight.push_back(step);
+        self.step += 1;
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<Sampled>, EngineError> {
+        let Some(step) = self.in_flight.pop_front() else {
+            return Err(EngineError::Plan { step: self.step, reason: Fault::NothingInFlight.to_string() });
+        };
+        for slot in step.chunks {
+            if let Some(row) = &mut self.slots[slot as usize] {
+                row.in_flight -= 1;
+            }
+        }
+        let collected = step.sampled.into_iter().map(|(slot, sampled)| {
+            // Still the same row: no slot is released while a step in flight computes it.
+            if let Some(row) = &mut self.slots[slot as usize] {
+                row.in_flight -= 1;
+                row.collected += 1;
+                row.ended |= row.collected == row.request.max_tokens || row.request.stop_tokens.contains(&sampled.token);
+            }
+            sampled
+        });
+        Ok(collected.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(seed: u64, max_tokens: u32, stop_tokens: &[u32]) -> Request {
+        Request {
+            sequence: SequenceId(seed),
+            prompt: b"a prompt".iter().map(|&byte| u32::from(byte)).collect(),
+            max_tokens,
+            stop_tokens: stop_tokens.into(),
+            generation: Arc::default(),
+            seed,
+        }
+    }
+
+    #[test]
+    fn the_byte_model_writes_words_that_end_now_and_then() {
+        let model = FakeModel::bytes();
+        let mut lengths = Vec::new();
+        for seed in 0..400 {
+            let (tokens, reason) = model.completion(&request(seed, 512, &[FakeModel::BYTES_STOP_TOKEN]));
+            let text = match reason {
+                FinishReason::Stop => &tokens[..tokens.len() - 1],
+                FinishReason::Length => &tokens[..],
+            };
+            assert!(text.iter().all(|&token| token == 32 || (97..=122).contains(&token)), "{text:?}");
+            lengths.push(tokens.len());
+        }
+        let mean = lengths.iter().sum::<usize>() / lengths.len();
+        assert!((48..=80).contains(&mean), "one token in 64 is an end, and rows have {mean} tokens on average");
+        lengths.sort_unstable();
+        lengths.dedup();
+        assert!(lengths.len() > 100, "lengths vary: {lengths:?}");
+    }
+
+    #[test]
+    fn a_history_is_the_prompt_the_seed_and_every_token() {
+        let model = FakeModel::bytes();
+        let tokens = |request: &Request| model.completion(request).0;
+        let base = request(1, 32, &[]);
+        assert_eq!(tokens(&base), tokens(&base.clone()));
+        assert_ne!(tokens(&base), tokens(&request(2, 32, &[])), "another seed");
+        let mut swapped = base.clone();
+        swapped.prompt.swap(0, 2);
+        assert_ne!(tokens(&base), tokens(&swapped), "the same tokens in another order");
+        assert_eq!(tokens(&request(1, 8, &[])), tokens(&base)[..8], "max_tokens only cuts");
+        let silent = FakeModel { alphabet: Vec::new(), stop_one_in: 0, ..FakeModel::bytes() };
+        assert_eq!(silent.completion(&request(1, 3, &[])), (vec![0, 0, 0], FinishReason::Length));
+    }
+}
