@@ -211,21 +211,37 @@ fn render_man_page() -> io::Result<Vec<u8>> {
     let mut command = Args::command();
     command.build();
     let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).manual("mlxbatch").render(&mut page)?;
+    let man = clap_mangen::Man::new(command.clone()).manual("mlxbatch");
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
     for subcommand in command.get_subcommands() {
-        let name = subcommand.get_name().to_uppercase();
-        let man = clap_mangen::Man::new(subcommand.clone());
         let mut section = Vec::new();
+        let man = clap_mangen::Man::new(subcommand.clone());
         man.render_synopsis_section(&mut section)?;
         man.render_description_section(&mut section)?;
         man.render_options_section(&mut section)?;
-        man.render_extra_section(&mut section)?;
+        writeln!(page, ".SH {}", subcommand.get_name().to_uppercase())?;
         // Sections of a command's own page are subsections here.
-        let section = String::from_utf8_lossy(&section).replace(".SH ", ".SS ");
-        writeln!(page, ".SH \"{name}\"")?;
-        page.extend_from_slice(section.as_bytes());
+        page.extend_from_slice(String::from_utf8_lossy(&section).replace(".SH ", ".SS ").as_bytes());
+        let notes = subcommand.get_after_help().map(ToString::to_string).unwrap_or_default();
+        render_as_it_stands(&mut page, ".SS NOTES", &notes)?;
     }
+    render_as_it_stands(&mut page, ".SH NOTES", LONG_AFTER_HELP)?;
     Ok(page)
+}
+
+/// Text whose lines mean something to roff nowhere: each stays a line.
+fn render_as_it_stands(page: &mut Vec<u8>, heading: &str, text: &str) -> io::Result<()> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    writeln!(page, "{heading}\n.nf")?;
+    for line in text.lines() {
+        writeln!(page, "\\&{}", line.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq"))?;
+    }
+    writeln!(page, ".fi")
 }
 
 fn print(bytes: &[u8]) -> io::Result<()> {
@@ -306,7 +322,7 @@ mod tests {
     #[test]
     fn manual_names_every_command_and_exit_status() {
         let page = String::from_utf8(render_man_page().unwrap()).unwrap();
-        for expected in [".SH \"RUN\"", ".SH \"SUMMARY\"", "\\-\\-limit", "75  interrupted", "\\-\\-progress"] {
+        for expected in [".SH RUN", ".SH SUMMARY", "\\-\\-limit", "\\&  75  interrupted", "\\-\\-progress"] {
             assert!(page.contains(expected), "{expected}\n{page}");
         }
     }
