@@ -4,7 +4,7 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
-use super::error::{Place, Problem};
+use super::error::{PROBLEMS_MAX, Place, Problem};
 use super::value::{Entry, Node, Origin, Value, entries, shortened};
 
 /// Tables that hold settings; the other tables are values.
@@ -25,12 +25,14 @@ pub(super) struct Document<'t> {
 
 impl<'t> Document<'t> {
     /// # Errors
-    /// What is not TOML, all of it: a file that is not TOML is looked at no further.
-    pub fn parse(file: &'t Path, text: &'t str, settings: &'t [String]) -> Result<Self, Vec<(Origin, Problem)>> {
-        let (table, errors) = DeTable::parse_recoverable(text);
+    /// What is not TOML, and how much more of it there is than is kept: a file that is not TOML is looked at no further.
+    pub fn parse(file: &'t Path, text: &'t str, settings: &'t [String]) -> Result<Self, (Vec<Problem>, usize)> {
+        let (table, mut errors) = DeTable::parse_recoverable(text);
         let mut document = Self { file, text, settings, entries: entries(table.get_ref(), 0), problems: Vec::new() };
         if !errors.is_empty() {
-            return Err(errors.iter().map(|error| document.syntax(error)).collect());
+            errors.sort_by_key(|error| error.span().map(|span| span.start));
+            let problems = errors.iter().take(PROBLEMS_MAX).map(|error| document.syntax(error)).collect();
+            return Err((problems, errors.len().saturating_sub(PROBLEMS_MAX)));
         }
         for index in 0..settings.len() {
             if let Err(problem) = document.set(index) {
@@ -40,11 +42,11 @@ impl<'t> Document<'t> {
         Ok(document)
     }
 
-    fn syntax(&self, error: &toml::de::Error) -> (Origin, Problem) {
+    fn syntax(&self, error: &toml::de::Error) -> Problem {
         let span = error.span().unwrap_or(self.text.len()..self.text.len());
         let origin = Origin { source: 0, start: span.start, end: span.end };
         let message = format!("not valid TOML: {}", error.message());
-        (origin, Problem { place: self.place(origin), key: None, message, help: None })
+        Problem { place: self.place(origin), key: None, message, help: None }
     }
 
     pub fn place(&self, origin: Origin) -> Place {

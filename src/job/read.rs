@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use globset::GlobBuilder;
+
 use super::document::Document;
 use super::error::{FILE_BYTES_MAX, JobError, Place, Problem};
 use super::generation::{KEYS, KEYS_LATER};
-use super::reader::{Reader, Section, in_order};
+use super::reader::{Reader, Section};
 use super::value::{Fault, Node, Value, quoted};
 use super::{Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results};
 
@@ -46,7 +48,7 @@ impl Job {
     pub fn parse(path: &Path, text: &str, settings: &[String]) -> Result<Self, JobError> {
         let failed = |(problems, left_off)| JobError::Problems { file: path.to_owned(), problems, left_off };
         let folder = Folder::of(path)?;
-        let document = Document::parse(path, text, settings).map_err(|problems| failed(in_order(problems)))?;
+        let document = Document::parse(path, text, settings).map_err(failed)?;
         let mut reader = Reader::new(&document);
         let job = job(&mut reader, path, &folder);
         match (job, reader.into_problems()) {
@@ -118,7 +120,7 @@ fn input(reader: &mut Reader, root: &mut Section, folder: &Folder, output: &Path
     let walked = reader.optional(&mut section, "folder", |node| folder.path(node, "a folder of files"));
     let glob = reader.optional(&mut section, "glob", |node| {
         let glob = node.name("a pattern of file names such as \"**/*.txt\"")?;
-        match globset::Glob::new(&glob) {
+        match GlobBuilder::new(&glob).literal_separator(true).build() {
             Ok(_) => Ok(glob),
             Err(error) => Err(node.fault(format!("a pattern of file names such as \"**/*.txt\" ({})", error.kind()))),
         }
@@ -142,17 +144,25 @@ fn input(reader: &mut Reader, root: &mut Section, folder: &Folder, output: &Path
         }
         _ => {}
     }
-    if let Some(walked) = &walked
-        && output.starts_with(walked)
-        && glob.is_none()
+    if let (Some(walked), Some(glob)) = (&walked, &glob)
+        && walks_into(Path::new(walked), glob, output)
     {
-        let message = "`job.output` lies inside `input.folder`, so that results would be read as input".to_owned();
+        let message = "`job.output` lies inside `input.folder`, and `input.glob` would read results as rows".to_owned();
         let help = "put the output elsewhere, or give `input.glob` a pattern that leaves results out".to_owned();
-        reader.report(folder_origin, Some("input.folder"), message, Some(help));
+        reader.report(glob_origin, Some("input.glob"), message, Some(help));
     }
     let columns = columns(reader, &mut section);
     reader.finish(section);
     Some(Input { manifest: manifest.unwrap_or_default(), folder: walked.map(PathBuf::from), glob, columns })
+}
+
+/// Whether a walk of `folder` finds what a run leaves in `output`. Without a glob it finds only .txt files, and there are none.
+fn walks_into(folder: &Path, glob: &str, output: &Path) -> bool {
+    let Ok(below) = output.strip_prefix(folder) else { return false };
+    let Ok(glob) = GlobBuilder::new(glob).literal_separator(true).build() else { return false };
+    let matcher = glob.compile_matcher();
+    let left = ["job.toml", "run.json", "events.jsonl", "failed.jsonl", "part-00000.parquet", "_SUCCESS"];
+    left.iter().any(|name| matcher.is_match(below.join(name)))
 }
 
 fn manifests(node: &Node, folder: &Folder) -> Result<Vec<String>, Fault> {

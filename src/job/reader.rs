@@ -173,7 +173,7 @@ impl<'d, 't> Reader<'d, 't> {
 }
 
 /// Sorted by place, cut to what is shown, and how many were cut off.
-pub(super) fn in_order(mut problems: Vec<(Origin, Problem)>) -> (Vec<Problem>, usize) {
+fn in_order(mut problems: Vec<(Origin, Problem)>) -> (Vec<Problem>, usize) {
     problems.sort_by_key(|(origin, _)| *origin);
     let left_off = problems.len().saturating_sub(PROBLEMS_MAX);
     (problems.into_iter().take(PROBLEMS_MAX).map(|(_, problem)| problem).collect(), left_off)

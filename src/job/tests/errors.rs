@@ -314,16 +314,19 @@ fn glob_that_is_none() {
 
 #[test]
 fn output_inside_the_input() {
-    let text = "[job]\noutput = \"texts/out\"\n[model]\npath = \"fake\"\n[input]\nfolder = \"texts\"\n";
-    assert_snapshot!(read(text).unwrap_err(), @r#"
+    let text = |glob| format!("[job]\noutput = \"texts/out\"\n[model]\npath = \"fake\"\n[input]\nfolder = \"texts\"\n{glob}\n");
+    assert_snapshot!(read(&text("glob = \"**/*\"")).unwrap_err(), @r#"
     the job /jobs/job.toml cannot be run: 1 problem
 
-    /jobs/job.toml:6:1: `job.output` lies inside `input.folder`, so that results would be read as input
+    /jobs/job.toml:7:1: `job.output` lies inside `input.folder`, and `input.glob` would read results as rows
       |
-    6 | folder = "texts"
-      | ^^^^^^
+    7 | glob = "**/*"
+      | ^^^^
       = help: put the output elsewhere, or give `input.glob` a pattern that leaves results out
     "#);
+    for glob in ["", "glob = \"*\"", "glob = \"**/*.txt\"", "glob = \"*/[!o]*/*.jsonl\""] {
+        assert!(read(&text(glob)).is_ok(), "{glob}");
+    }
 }
 
 #[test]
@@ -519,6 +522,37 @@ fn many_problems_are_counted() {
     let JobError::Problems { problems, left_off, .. } = read(&keys).unwrap_err() else { panic!() };
     assert_eq!(problems.len() + left_off, 100_002);
     assert!(problems.len() <= 50);
+}
+
+/// The most a file can be, of what costs a parser most: with a quadratic step anywhere it would not end.
+#[test]
+fn large_files_are_refused_in_time() {
+    let pieces = [
+        "=\n",
+        "[",
+        "]\n",
+        "{",
+        "a\n",
+        "\"",
+        "'",
+        "'''",
+        "a=[\n",
+        "a=1\n",
+        "[a]\n",
+        "[[a]]\n",
+        "a.b.c=1\n",
+        "\r",
+        "\u{0}",
+        "é",
+        "a={",
+    ];
+    for piece in pieces {
+        let text = piece.repeat((1 << 20) / piece.len());
+        let error = read(&text).expect_err(piece).to_string();
+        assert!(error.len() < 50_000, "{piece:?}: {} bytes of error", error.len());
+    }
+    let biases: String = (0..60_000).map(|id| format!("{id} = 1\n")).collect();
+    assert!(message(&format!("[generation.logit_bias]\n{biases}")).contains("4096 token ids at most, found 60000 of them"));
 }
 
 fn read_bytes(bytes: &[u8]) -> Result<Job, JobError> {
