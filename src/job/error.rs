@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 /// Bytes of a job file at most.
-pub(super) const FILE_BYTES_MAX: u64 = 1 << 20;
+pub(super) const FILE_BYTES_MAX: u64 = 1 << 18;
 /// Problems that are kept and shown; the rest are counted.
 pub(super) const PROBLEMS_MAX: usize = 50;
 /// Characters of a line that are shown.
