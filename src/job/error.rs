@@ -19,7 +19,7 @@ const LINE_CHARS_BEFORE: usize = 60;
 pub enum JobError {
     #[error("failed to read the job file {}", file.display())]
     Read { file: PathBuf, source: io::Error },
-    #[error("the job file {} is larger than {bytes_max} bytes; is it a manifest? a job file names manifests in `input.manifest`", file.display())]
+    #[error("the job file {} has more than {bytes_max} bytes; a manifest is named in `input.manifest`", file.display())]
     TooLarge { file: PathBuf, bytes_max: u64 },
     /// Paths of a job are text in its TOML.
     #[error("the folder of the job file {} has a name that is not UTF-8; rename it or move the job file", file.display())]

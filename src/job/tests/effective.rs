@@ -369,7 +369,8 @@ proptest! {
     #[test]
     fn effective_job_is_the_job(job in job()) {
         let toml = job.effective_toml();
-        let back = Job::parse(Path::new("/elsewhere/job.toml"), &toml, &[]).map_err(|error| TestCaseError::fail(format!("{error}\n{toml}")))?;
+        let back = Job::parse(Path::new("/elsewhere/job.toml"), &toml, &[]);
+        let back = back.map_err(|error| TestCaseError::fail(format!("{error}\n{toml}")))?;
         prop_assert_eq!(back.settings_hash(), job.settings_hash());
         prop_assert_eq!(back.effective_toml(), toml);
         prop_assert_eq!(Job { file: job.file.clone(), ..back }, job);

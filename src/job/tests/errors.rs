@@ -417,8 +417,20 @@ fn later_keys_are_refused() {
 
 #[test]
 fn settings() {
-    assert_snapshot!(message_with(&["generation.max_tokens=lots", "generation.maxtokens=4", "rows=4", "generation=4", "x", "=", "a.b.c.d.e=1", "model.path.x=1", "generation.stop=[\"a\""]), @r#"
-    the job /jobs/job.toml cannot be run: 9 problems
+    let settings = [
+        "generation.max_tokens=lots",
+        "generation.maxtokens=4",
+        "rows=4",
+        "generation=4",
+        "input.columns={}",
+        "x",
+        "=",
+        "a.b.c.d.e=1",
+        "model.path.x=1",
+        "generation.stop=[\"a\"",
+    ];
+    assert_snapshot!(message_with(&settings), @r#"
+    the job /jobs/job.toml cannot be run: 10 problems
 
     --set generation.max_tokens=lots: `generation.max_tokens` expects an integer from 1 to 10000000, found the string "lots"
 
@@ -430,6 +442,9 @@ fn settings() {
 
     --set generation=4: `generation` is not the full name of a key
       = help: name the table and the key: generation.max_tokens
+
+    --set input.columns={}: `input.columns` is a table, and --set changes one key
+      = help: name one of its keys
 
     --set x: no `=` between a key and a value
       = help: write --set generation.max_tokens=64
