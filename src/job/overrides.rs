@@ -14,8 +14,8 @@ impl Generation {
 
     /// The generation of a row with these columns: each one named like a key of `[generation]` replaces it.
     ///
-    /// Null and blank text leave a key as it is (of `stop`, only empty text). Text, which is all that a CSV has, is read as the number, boolean, JSON array or
-    /// JSON object that it spells.
+    /// Null and blank text leave a key as it is (of `stop`, only empty text). Text, which is all that a CSV has, is read as the
+    /// number, boolean, JSON array or JSON object that it spells.
     ///
     /// # Errors
     /// A sentence that names the column, what it expects and what it holds.

@@ -26,8 +26,10 @@ fn other_columns_change_nothing() {
 #[test]
 fn every_key_from_json() {
     let row = json!({
-        "max_tokens": 5, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.5, "penalty_context": 64,
-        "presence_penalty": 1, "frequency_penalty": -1.5, "logit_bias": { "7": -100 }, "stop": ["a", "\n"], "stop_token_ids": [1, 2],
+        "max_tokens": 5, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.5,
+        "penalty_context": 64,
+        "presence_penalty": 1, "frequency_penalty": -1.5, "logit_bias": { "7": -100 }, "stop": ["a", "\n"],
+        "stop_token_ids": [1, 2],
         "ignore_eos": true, "seed": 12_345_678_901_234_u64,
     });
     assert!(Generation::default().is_overridden_by(&columns(row.clone())));
