@@ -1,7 +1,22 @@
 //! What a job file means: the validated [`Job`].
+//!
+//! A file becomes a job in this order: `document` parses TOML and puts `--set` into it, `reader` takes keys out one by one and
+//! gathers every problem, `read` says which keys there are, `error` shows what was wrong. `generation` alone knows the keys of
+//! `[generation]`, for the file as for a row's columns (`overrides`). `effective` writes a job back.
 
+mod document;
+mod effective;
+mod error;
 mod generation;
+mod overrides;
+mod read;
+mod reader;
+mod value;
 
+#[cfg(test)]
+mod tests;
+
+pub use error::{JobError, Place, Problem};
 pub use generation::Generation;
 
 use std::path::PathBuf;

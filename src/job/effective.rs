@@ -1,0 +1,208 @@
+//! A job back into TOML, and the hash of what makes its results.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write as _};
+
+use super::{Columns, Device, Dtype, Generation, Job, KvBudget, Order, Prompt, Results};
+
+impl Job {
+    /// The whole job as TOML, defaults included and paths resolved: [`Job::read`] gives the same job from it, wherever it lies.
+    pub fn effective_toml(&self) -> String {
+        let mut toml = Toml("# The job that was run: every setting, those from the command line included.\n".to_owned());
+        toml.table("job");
+        toml.text("name", &self.name);
+        toml.text("task", "generate");
+        toml.text("output", &self.output.to_string_lossy());
+
+        toml.table("model");
+        toml.text("path", &self.model.path);
+        toml.text("device", self.model.device.name());
+        toml.text("dtype", self.model.dtype.name());
+
+        toml.table("input");
+        if !self.input.manifest.is_empty() {
+            toml.texts("manifest", &self.input.manifest);
+        }
+        if let Some(folder) = &self.input.folder {
+            toml.text("folder", &folder.to_string_lossy());
+        }
+        if let Some(glob) = &self.input.glob {
+            toml.text("glob", glob);
+        }
+        toml.table("input.columns");
+        toml.text("id", &self.input.columns.id);
+        toml.content_columns(&self.input.columns);
+
+        toml.table("prompt");
+        toml.prompt(&self.prompt);
+        toml.table("generation");
+        toml.generation(&self.generation);
+
+        toml.table("batching");
+        toml.value("rows", self.batching.rows);
+        toml.text("kv_budget", &self.batching.kv_budget.written());
+        toml.value("kv_bits", 16);
+        toml.value("prefill_chunk", self.batching.prefill_chunk);
+        toml.value("prompt_concurrency", self.batching.prompt_concurrency);
+        toml.text("order", self.batching.order.name());
+
+        toml.table("results");
+        toml.row_results(&self.results);
+        toml.value("rows_per_part", self.results.rows_per_part);
+        toml.value("seconds_per_part", self.results.seconds_per_part);
+        toml.0
+    }
+
+    /// The first 8 bytes, little-endian, of the blake3 hash of the settings that change what a row's results hold.
+    ///
+    /// These are the model's path and dtype, the columns that are read, the prompt, the generation, and which columns are kept. Not
+    /// among them: the manifest (each row has the hash of its own input), the output, the device, and how rows are batched and
+    /// written.
+    pub fn settings_hash(&self) -> u64 {
+        let mut toml = Toml("mlxbatch settings 1\n".to_owned());
+        toml.text("model", &self.model.path);
+        toml.text("dtype", self.model.dtype.name());
+        toml.content_columns(&self.input.columns);
+        toml.prompt(&self.prompt);
+        toml.generation(&self.generation);
+        toml.row_results(&self.results);
+        let [a, b, c, d, e, f, g, h, ..] = *blake3::hash(toml.0.as_bytes()).as_bytes();
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+}
+
+struct Toml(String);
+
+impl Toml {
+    fn table(&mut self, name: &str) {
+        self.line(format_args!("\n[{name}]"));
+    }
+
+    fn value(&mut self, key: &str, value: impl Display) {
+        self.line(format_args!("{key} = {value}"));
+    }
+
+    /// With the fewest digits that give the same float32.
+    fn number(&mut self, key: &str, number: f32) {
+        self.line(format_args!("{key} = {number:?}"));
+    }
+
+    fn text(&mut self, key: &str, text: &str) {
+        self.value(key, quoted(text));
+    }
+
+    fn texts(&mut self, key: &str, texts: &[String]) {
+        let texts: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+        self.value(key, format_args!("[{}]", texts.join(", ")));
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.0, "{line}");
+    }
+
+    fn content_columns(&mut self, columns: &Columns) {
+        self.text("prompt", &columns.prompt);
+        self.text("messages", &columns.messages);
+        self.text("reference", &columns.reference);
+    }
+
+    fn prompt(&mut self, prompt: &Prompt) {
+        if let Some(system) = &prompt.system {
+            self.text("system", system);
+        }
+        if let Some(template) = &prompt.template {
+            self.text("template", template);
+        }
+        self.value("thinking", prompt.thinking);
+    }
+
+    fn generation(&mut self, generation: &Generation) {
+        // Named one by one, so that no key is forgotten.
+        let Generation {
+            max_tokens,
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            repetition_penalty,
+            penalty_context,
+            presence_penalty,
+            frequency_penalty,
+            logit_bias,
+            stop,
+            stop_token_ids,
+            ignore_eos,
+            seed,
+        } = generation;
+        self.value("max_tokens", max_tokens);
+        self.number("temperature", *temperature);
+        self.number("top_p", *top_p);
+        self.value("top_k", top_k);
+        self.number("min_p", *min_p);
+        self.number("repetition_penalty", *repetition_penalty);
+        self.value("penalty_context", penalty_context);
+        self.number("presence_penalty", *presence_penalty);
+        self.number("frequency_penalty", *frequency_penalty);
+        self.value("logit_bias", biases(logit_bias));
+        self.texts("stop", stop);
+        let ids: Vec<String> = stop_token_ids.iter().map(u32::to_string).collect();
+        self.value("stop_token_ids", format_args!("[{}]", ids.join(", ")));
+        self.value("ignore_eos", ignore_eos);
+        self.value("seed", seed);
+    }
+
+    fn row_results(&mut self, results: &Results) {
+        self.value("token_ids", results.token_ids);
+        self.texts("keep_columns", &results.keep_columns);
+    }
+}
+
+fn quoted(text: &str) -> String {
+    toml::Value::String(text.to_owned()).to_string()
+}
+
+fn biases(biases: &BTreeMap<u32, f32>) -> String {
+    let biases: Vec<String> = biases.iter().map(|(id, bias)| format!("{id} = {bias:?}")).collect();
+    if biases.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", biases.join(", ")) }
+}
+
+impl Device {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Gpu => "gpu",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+impl Dtype {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+            Self::Float16 => "float16",
+        }
+    }
+}
+
+impl Order {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Length => "length",
+            Self::Manifest => "manifest",
+        }
+    }
+}
+
+impl KvBudget {
+    /// In the largest unit that says it exactly.
+    fn written(self) -> String {
+        let Self::Bytes(bytes) = self else { return "auto".to_owned() };
+        let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+        let exact = units.into_iter().find(|&(_, bits)| bytes.trailing_zeros() >= bits && bytes > 0);
+        exact.map_or_else(|| format!("{bytes}B"), |(unit, bits)| format!("{}{unit}", bytes >> bits))
+    }
+}
