@@ -373,3 +373,60 @@ fn sampling(plan: &Plan) -> impl Iterator<Item = (SequenceId, u32)> + '_ {
     let first = plan.prefill.iter().filter(|prefill| prefill.last).map(|prefill| (prefill.sequence, prefill.slot));
     first.chain(plan.decode.iter().map(|decode| (decode.sequence, decode.slot)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        let price = Price {
+            full_bytes_per_token: 1,
+            windows: Vec::new(),
+            fixed_bytes_per_slot: 0,
+            slot_tokens_step: 1,
+            prefill_bytes_per_token: 0,
+            prefill_bytes_per_pair: 0,
+        };
+        Limits { rows: 2, prefill_chunk: 1, prompt_concurrency: 1, kv_bytes_max: 100, price, context_length: 50 }
+    }
+
+    fn request(sequence: u64) -> Arc<Request> {
+        let prompt = vec![0; 4];
+        let (sequence, stop_tokens, generation) = (SequenceId(sequence), Arc::new([]), Arc::default());
+        Arc::new(Request { sequence, prompt, max_tokens: 2, stop_tokens, generation, seed: 0 })
+    }
+
+    #[test]
+    #[should_panic(expected = "2 plans are in flight: commit the oldest first")]
+    fn a_third_plan_in_flight_is_a_fault_of_the_caller() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.add(request(1)).unwrap();
+        for _ in 0..=IN_FLIGHT_MAX {
+            scheduler.plan();
+        }
+    }
+
+    #[test]
+    fn limits_of_zero_count_as_one() {
+        let mut scheduler = Scheduler::new(Limits { rows: 0, prefill_chunk: 0, prompt_concurrency: 0, ..limits() });
+        assert_eq!(scheduler.wants(), 1);
+        scheduler.add(request(1)).unwrap();
+        assert_eq!(scheduler.plan().prefill, [Prefill { sequence: SequenceId(1), slot: 0, start: 0, length: 1, last: false }]);
+    }
+
+    #[test]
+    fn a_plan_that_was_changed_is_not_committed() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.add(request(1)).unwrap();
+        let plan = scheduler.plan();
+        let chunk = plan.prefill[0];
+        for prefill in
+            [vec![], vec![chunk, chunk], vec![Prefill { slot: 9, ..chunk }], vec![Prefill { sequence: SequenceId(2), ..chunk }]]
+        {
+            let changed = Plan { prefill, ..plan.clone() };
+            assert_eq!(scheduler.commit(&changed, &[]), Err(CommitError::OtherPlan { step: 0 }));
+        }
+        assert_eq!(scheduler.commit(&plan, &[]), Ok(vec![]));
+        assert_eq!(scheduler.commit(&plan, &[]), Err(CommitError::NothingInFlight { step: 0 }));
+    }
+}
