@@ -64,7 +64,7 @@ impl FakeModel {
     /// The token that follows a history.
     fn sample(&self, history: History) -> u32 {
         let bits = history.bits();
-        if self.stop_one_in > 0 && (bits >> 32) % u64::from(self.stop_one_in) == 0 {
+        if self.stop_one_in > 0 && (bits >> 32).is_multiple_of(u64::from(self.stop_one_in)) {
             return self.stop_token;
         }
         let index = (bits & 0xffff_ffff) as usize % self.alphabet.len().max(1);
