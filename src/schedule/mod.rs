@@ -6,8 +6,8 @@
 //! add(Request) -> waiting --plan--> prefill --plan--> decode --commit--> Finished --plan--> slot released
 //! ```
 //!
-//! [`Scheduler::add`] queues a row or refuses it for good. [`Scheduler::plan`] releases the slots of ended rows, admits waiting rows,
-//! and gives every row in the cache its next piece of work; an [engine](crate::engine) computes the plan;
+//! [`Scheduler::add`] queues a row or refuses it for good. [`Scheduler::plan`] releases the slots of ended rows, admits waiting
+//! rows, and gives every row in the cache its next piece of work; an [engine](crate::engine) computes the plan;
 //! [`Scheduler::commit`] takes the tokens it sampled and says which rows have ended. The same calls give the same plans.
 //!
 //! # One step ahead
@@ -22,24 +22,26 @@
 //! # Invariants
 //!
 //! - **Order.** Rows are admitted in the order in which they were added; a row that does not fit holds back those behind it.
-//! - **Budget.** Every plan's layout costs [`Limits::layout_bytes`]`(slots, slot_tokens) <= kv_bytes_max`. A row is admitted with all the
-//!   positions it can ever fill, so no row in the cache is ever put out of it.
-//! - **Progress.** A row that was accepted fits an empty cache, and every row in the cache advances in every step, so each row ends.
+//! - **Budget.** Every plan's layout costs [`Limits::layout_bytes`]`(slots, slot_tokens) <= kv_bytes_max`. A row is admitted with
+//!   all the positions it can ever fill, so no row in the cache is ever put out of it.
+//! - **Progress.** A row that was accepted fits an empty cache, and every row in the cache advances in every step, so each row
+//!   ends.
 //! - **Slots.** A row gets the lowest free slot and keeps it until its release. Its positions are filled from 0 on, each once.
-//! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, and every later token is a step of
-//!   its own: what is computed for a row does not depend on its neighbours.
+//! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, and every later token is a
+//!   step of its own: what is computed for a row does not depend on its neighbours.
 //! - **Prefill.** At most `prompt_concurrency` rows are in prefill. A row is admitted only when it may start at once.
 //!
 //! # Layout
 //!
 //! The cache has `slots` slots of `slot_tokens` tokens each; a plan states the layout that holds from its step on, and an engine
-//! reallocates when its own differs. Either number may rise or fall, both in one plan, and every row in the cache fits the new layout:
+//! reallocates when its own differs. Either number may rise or fall, both in one plan, and every row in the cache fits the new
+//! layout:
 //!
 //! - It **grows** by what an admitted row needs: slots up to its own, `slot_tokens` to its reservation, rounded up by
 //!   [`Price::slot_tokens`].
 //! - It **shrinks** to what the rows in the cache need when the first waiting row could not be admitted otherwise, and
-//! - it **shrinks** to what the rows in the cache and those waiting need together when that costs at most half as much. So growth and
-//!   shrinking do not alternate over one row, and the last rows of a job do not drag empty slots along.
+//! - it **shrinks** to what the rows in the cache and those waiting need together when that costs at most half as much. So growth
+//!   and shrinking do not alternate over one row, and the last rows of a job do not drag empty slots along.
 //!
 //! # Cost
 //!
@@ -49,8 +51,8 @@
 //!
 //! - Slots are never compacted: one long row in a high slot keeps the layout wide until it ends.
 //! - All slots have the length of the longest row's; a queue in order of length wastes the least.
-//! - One step ahead, a row that stops early costs a dropped token and its slot one idle step; a row that ends by `max_tokens` costs the
-//!   idle step alone.
+//! - One step ahead, a row that stops early costs a dropped token and its slot one idle step; a row that ends by `max_tokens` costs
+//!   the idle step alone.
 //! - Budget is set aside for `max_tokens`, though a row may stop well before.
 //! - The prefill scratch of one row's chunk is priced, as an engine computes the rows in prefill one after another.
 
@@ -212,8 +214,8 @@ impl Scheduler {
         plan
     }
 
-    /// Takes the tokens of the oldest plan in flight, one for each last chunk and each decode, in the plan's order, and returns the rows
-    /// that end with them.
+    /// Takes the tokens of the oldest plan in flight, one for each last chunk and each decode, in the plan's order, and returns the
+    /// rows that end with them.
     pub fn commit(&mut self, plan: &Plan, sampled: &[Sampled]) -> Result<Vec<Finished>, CommitError> {
         self.check(plan, sampled)?;
         self.in_flight.pop_front();

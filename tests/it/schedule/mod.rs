@@ -81,8 +81,8 @@ impl Loop {
         Self { scheduler, engine, launched: VecDeque::new(), limits: limits.clone(), depth, run: Run::default() }
     }
 
-    /// Plans and launches a step if there is anything to compute, then commits the oldest when as many are in flight as may be, or when
-    /// nothing else can be done.
+    /// Plans and launches a step if there is anything to compute, then commits the oldest when as many are in flight as may be, or
+    /// when nothing else can be done.
     fn turn(&mut self) -> Result<(), String> {
         let plan = self.scheduler.plan();
         let idle = plan.is_empty();

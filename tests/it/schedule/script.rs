@@ -12,8 +12,8 @@
 //! counters
 //! ```
 //!
-//! A plan's first line has the layout as slots × tokens a slot, and what it costs of the budget. A token costs a byte in its slot, and a
-//! chunk's token costs `prefill_bytes_per_token` bytes.
+//! A plan's first line has the layout as slots × tokens a slot, and what it costs of the budget. A token costs a byte in its slot,
+//! and a chunk's token costs `prefill_bytes_per_token` bytes.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -223,18 +223,11 @@ fn check(name: &str) {
         return;
     }
     let differs = script.lines().zip(answered.lines()).zip(1..).find(|((expected, answer), _)| expected != answer);
+    let file = path.display();
     if let Some(((expected, answer), line)) = differs {
-        panic!(
-            "{}:{line}\n  expected: {expected}\n  answered: {answer}\nall of it is now:\n{answered}\n(UPDATE_GOLDENS=1 takes it over)",
-            path.display()
-        );
+        panic!("{file}:{line}\n  expected: {expected}\n  answered: {answer}\nUPDATE_GOLDENS=1 takes this over:\n{answered}");
     }
-    assert_eq!(
-        script.lines().count(),
-        answered.lines().count(),
-        "{}: it ends elsewhere; UPDATE_GOLDENS=1 takes it over",
-        path.display()
-    );
+    assert_eq!(script, answered, "{file}: it ends elsewhere; UPDATE_GOLDENS=1 takes it over");
 }
 
 macro_rules! scripts {
