@@ -2,11 +2,11 @@
 //!
 //! [`FakeEngine`] samples a hash of a sequence's own history, so that a row's tokens depend on its prompt and its seed and on no
 //! schedule. Beside that it keeps a shadow of the cache a real engine would have, slot by slot: who owns it, which positions are
-//! filled, what is set aside. A plan that contradicts the shadow is refused with a [`Fault`] that names what is wrong. It serves the
-//! scheduler's tests, and jobs whose model is `fake`: to try a manifest, or to measure everything but the model.
+//! filled, what is set aside. A plan that contradicts the shadow is refused with a [`Fault`] that names what is wrong. It serves
+//! the scheduler's tests, and jobs whose model is `fake`: to try a manifest, or to measure everything but the model.
 //!
-//! A step is computed when it is launched; its tokens are handed over when it is collected, and until then the shadow counts the step
-//! as in flight.
+//! A step is computed when it is launched; its tokens are handed over when it is collected, and until then the shadow counts the
+//! step as in flight.
 //!
 //! # Known weaknesses
 //!
@@ -64,7 +64,7 @@ impl FakeModel {
     /// The token that follows a history.
     fn sample(&self, history: History) -> u32 {
         let bits = history.bits();
-        if self.stop_one_in > 0 && (bits >> 32) % u64::from(self.stop_one_in) == 0 {
+        if self.stop_one_in > 0 && (bits >> 32).is_multiple_of(u64::from(self.stop_one_in)) {
             return self.stop_token;
         }
         let index = (bits & 0xffff_ffff) as usize % self.alphabet.len().max(1);

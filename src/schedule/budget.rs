@@ -100,8 +100,8 @@ pub enum Refused {
     )]
     TooLong { prompt_tokens: u64, max_tokens: u32, context_length: u32, over_tokens: u64 },
     #[error(
-        "{prompt_tokens} prompt tokens and max_tokens = {max_tokens} need {needed_bytes} bytes of cache and prefill, and the budget is \
-         {kv_bytes_max} bytes: raise batching.kv_budget, or lower generation.max_tokens or batching.prefill_chunk"
+        "{prompt_tokens} prompt tokens and max_tokens = {max_tokens} need {needed_bytes} bytes of cache and prefill, and the \
+         budget is {kv_bytes_max} bytes: raise batching.kv_budget, or lower generation.max_tokens or batching.prefill_chunk"
     )]
     OverBudget { prompt_tokens: u64, max_tokens: u32, needed_bytes: u64, kv_bytes_max: u64 },
     /// The caller brought more than [`wants`](super::Scheduler::wants) said.

@@ -6,8 +6,8 @@
 //! add(Request) -> waiting --plan--> prefill --plan--> decode --commit--> Finished --plan--> slot released
 //! ```
 //!
-//! [`Scheduler::add`] queues a row or refuses it for good. [`Scheduler::plan`] releases the slots of ended rows, admits waiting rows,
-//! and gives every row in the cache its next piece of work; an [engine](crate::engine) computes the plan;
+//! [`Scheduler::add`] queues a row or refuses it for good. [`Scheduler::plan`] releases the slots of ended rows, admits waiting
+//! rows, and gives every row in the cache its next piece of work; an [engine](crate::engine) computes the plan;
 //! [`Scheduler::commit`] takes the tokens it sampled and says which rows have ended. The same calls give the same plans.
 //!
 //! # One step ahead
@@ -22,24 +22,26 @@
 //! # Invariants
 //!
 //! - **Order.** Rows are admitted in the order in which they were added; a row that does not fit holds back those behind it.
-//! - **Budget.** Every plan's layout costs [`Limits::layout_bytes`]`(slots, slot_tokens) <= kv_bytes_max`. A row is admitted with all the
-//!   positions it can ever fill, so no row in the cache is ever put out of it.
-//! - **Progress.** A row that was accepted fits an empty cache, and every row in the cache advances in every step, so each row ends.
+//! - **Budget.** Every plan's layout costs [`Limits::layout_bytes`]`(slots, slot_tokens) <= kv_bytes_max`. A row is admitted with
+//!   all the positions it can ever fill, so no row in the cache is ever put out of it.
+//! - **Progress.** A row that was accepted fits an empty cache, and every row in the cache advances in every step, so each row
+//!   ends.
 //! - **Slots.** A row gets the lowest free slot and keeps it until its release. Its positions are filled from 0 on, each once.
-//! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, and every later token is a step of
-//!   its own: what is computed for a row does not depend on its neighbours.
+//! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, and every later token is a
+//!   step of its own: what is computed for a row does not depend on its neighbours.
 //! - **Prefill.** At most `prompt_concurrency` rows are in prefill. A row is admitted only when it may start at once.
 //!
 //! # Layout
 //!
 //! The cache has `slots` slots of `slot_tokens` tokens each; a plan states the layout that holds from its step on, and an engine
-//! reallocates when its own differs. Either number may rise or fall, both in one plan, and every row in the cache fits the new layout:
+//! reallocates when its own differs. Either number may rise or fall, both in one plan, and every row in the cache fits the new
+//! layout:
 //!
 //! - It **grows** by what an admitted row needs: slots up to its own, `slot_tokens` to its reservation, rounded up by
 //!   [`Price::slot_tokens`].
 //! - It **shrinks** to what the rows in the cache need when the first waiting row could not be admitted otherwise, and
-//! - it **shrinks** to what the rows in the cache and those waiting need together when that costs at most half as much. So growth and
-//!   shrinking do not alternate over one row, and the last rows of a job do not drag empty slots along.
+//! - it **shrinks** to what the rows in the cache and those waiting need together when that costs at most half as much. So growth
+//!   and shrinking do not alternate over one row, and the last rows of a job do not drag empty slots along.
 //!
 //! # Cost
 //!
@@ -49,8 +51,8 @@
 //!
 //! - Slots are never compacted: one long row in a high slot keeps the layout wide until it ends.
 //! - All slots have the length of the longest row's; a queue in order of length wastes the least.
-//! - One step ahead, a row that stops early costs a dropped token and its slot one idle step; a row that ends by `max_tokens` costs the
-//!   idle step alone.
+//! - One step ahead, a row that stops early costs a dropped token and its slot one idle step; a row that ends by `max_tokens` costs
+//!   the idle step alone.
 //! - Budget is set aside for `max_tokens`, though a row may stop well before.
 //! - The prefill scratch of one row's chunk is priced, as an engine computes the rows in prefill one after another.
 
@@ -212,8 +214,8 @@ impl Scheduler {
         plan
     }
 
-    /// Takes the tokens of the oldest plan in flight, one for each last chunk and each decode, in the plan's order, and returns the rows
-    /// that end with them.
+    /// Takes the tokens of the oldest plan in flight, one for each last chunk and each decode, in the plan's order, and returns the
+    /// rows that end with them.
     pub fn commit(&mut self, plan: &Plan, sampled: &[Sampled]) -> Result<Vec<Finished>, CommitError> {
         self.check(plan, sampled)?;
         self.in_flight.pop_front();
@@ -372,4 +374,61 @@ impl Scheduler {
 fn sampling(plan: &Plan) -> impl Iterator<Item = (SequenceId, u32)> + '_ {
     let first = plan.prefill.iter().filter(|prefill| prefill.last).map(|prefill| (prefill.sequence, prefill.slot));
     first.chain(plan.decode.iter().map(|decode| (decode.sequence, decode.slot)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        let price = Price {
+            full_bytes_per_token: 1,
+            windows: Vec::new(),
+            fixed_bytes_per_slot: 0,
+            slot_tokens_step: 1,
+            prefill_bytes_per_token: 0,
+            prefill_bytes_per_pair: 0,
+        };
+        Limits { rows: 2, prefill_chunk: 1, prompt_concurrency: 1, kv_bytes_max: 100, price, context_length: 50 }
+    }
+
+    fn request(sequence: u64) -> Arc<Request> {
+        let prompt = vec![0; 4];
+        let (sequence, stop_tokens, generation) = (SequenceId(sequence), Arc::new([]), Arc::default());
+        Arc::new(Request { sequence, prompt, max_tokens: 2, stop_tokens, generation, seed: 0 })
+    }
+
+    #[test]
+    #[should_panic(expected = "2 plans are in flight: commit the oldest first")]
+    fn a_third_plan_in_flight_is_a_fault_of_the_caller() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.add(request(1)).unwrap();
+        for _ in 0..=IN_FLIGHT_MAX {
+            scheduler.plan();
+        }
+    }
+
+    #[test]
+    fn limits_of_zero_count_as_one() {
+        let mut scheduler = Scheduler::new(Limits { rows: 0, prefill_chunk: 0, prompt_concurrency: 0, ..limits() });
+        assert_eq!(scheduler.wants(), 1);
+        scheduler.add(request(1)).unwrap();
+        assert_eq!(scheduler.plan().prefill, [Prefill { sequence: SequenceId(1), slot: 0, start: 0, length: 1, last: false }]);
+    }
+
+    #[test]
+    fn a_plan_that_was_changed_is_not_committed() {
+        let mut scheduler = Scheduler::new(limits());
+        scheduler.add(request(1)).unwrap();
+        let plan = scheduler.plan();
+        let chunk = plan.prefill[0];
+        for prefill in
+            [vec![], vec![chunk, chunk], vec![Prefill { slot: 9, ..chunk }], vec![Prefill { sequence: SequenceId(2), ..chunk }]]
+        {
+            let changed = Plan { prefill, ..plan.clone() };
+            assert_eq!(scheduler.commit(&changed, &[]), Err(CommitError::OtherPlan { step: 0 }));
+        }
+        assert_eq!(scheduler.commit(&plan, &[]), Ok(vec![]));
+        assert_eq!(scheduler.commit(&plan, &[]), Err(CommitError::NothingInFlight { step: 0 }));
+    }
 }

@@ -30,7 +30,7 @@ impl Request {
     }
 }
 
-/// What one step does, in this order: release, admit, prefill, decode.
+/// What one step does, in this order: release, change of layout, admit, prefill, decode.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {
     /// Counts from 0, one a plan.
@@ -45,7 +45,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Nothing to compute; releases alone do not need a step.
+    /// Nothing to compute. Such a plan is neither launched nor committed; releases wait for one that computes something.
     pub fn is_empty(&self) -> bool {
         self.prefill.is_empty() && self.decode.is_empty()
     }

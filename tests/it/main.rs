@@ -1,1 +1,2 @@
 mod jobs;
+mod schedule;

@@ -1,0 +1,154 @@
+//! The scheduler against the fake engine, whose shadow cache refuses whatever a plan claims falsely.
+
+mod faults;
+mod random;
+mod script;
+mod small;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use mlxbatch::engine::Engine;
+use mlxbatch::engine::fake::{FakeEngine, FakeModel};
+use mlxbatch::schedule::{Finished, Limits, Plan, Price, Request, Scheduler, SequenceId};
+
+/// A byte a token of a slot, slots in steps of `slot_tokens_step`, and a byte a token of a chunk.
+fn price(slot_tokens_step: u32) -> Price {
+    Price {
+        full_bytes_per_token: 1,
+        windows: Vec::new(),
+        fixed_bytes_per_slot: 0,
+        slot_tokens_step,
+        prefill_bytes_per_token: 1,
+        prefill_bytes_per_pair: 0,
+    }
+}
+
+/// A model that never ends a row by itself.
+fn model(limits: &Limits) -> FakeModel {
+    FakeModel {
+        price: limits.price.clone(),
+        context_length: limits.context_length,
+        alphabet: (0..1000).collect(),
+        stop_token: 1000,
+        stop_one_in: 0,
+    }
+}
+
+fn request(sequence: u64, prompt_tokens: u32, max_tokens: u32, stop_tokens: &[u32]) -> Arc<Request> {
+    Arc::new(Request {
+        sequence: SequenceId(sequence),
+        prompt: (0..prompt_tokens).map(|index| 100 * index + sequence as u32).collect(),
+        max_tokens,
+        stop_tokens: stop_tokens.into(),
+        generation: Arc::default(),
+        seed: sequence,
+    })
+}
+
+/// The same row with a stop token among its tokens: its last but one where there are two.
+fn stopping(model: &FakeModel, row: &Request) -> Arc<Request> {
+    let (tokens, _) = model.completion(&Request { stop_tokens: Arc::new([]), ..row.clone() });
+    let stop_token = tokens[tokens.len().max(2) - 2];
+    Arc::new(Request { stop_tokens: Arc::new([stop_token]), ..row.clone() })
+}
+
+/// What a run gave.
+#[derive(Debug, Default, PartialEq)]
+struct Run {
+    finished: Vec<Finished>,
+    /// In the order of their admission.
+    admitted: Vec<SequenceId>,
+    steps: u64,
+}
+
+/// A scheduler, the fake engine that checks it, and the plans between them, run as a job's loop runs them.
+struct Loop {
+    scheduler: Scheduler,
+    engine: FakeEngine,
+    launched: VecDeque<Plan>,
+    limits: Limits,
+    /// Plans in flight at most.
+    depth: usize,
+    run: Run,
+}
+
+impl Loop {
+    fn new(limits: &Limits, model: &FakeModel, depth: usize) -> Self {
+        let mut engine = FakeEngine::new(model.clone());
+        engine.hold_to(limits.clone());
+        let scheduler = Scheduler::new(limits.clone());
+        Self { scheduler, engine, launched: VecDeque::new(), limits: limits.clone(), depth, run: Run::default() }
+    }
+
+    /// Plans and launches a step if there is anything to compute, then commits the oldest when as many are in flight as may be, or
+    /// when nothing else can be done.
+    fn turn(&mut self) -> Result<(), String> {
+        let plan = self.scheduler.plan();
+        let idle = plan.is_empty();
+        if !idle {
+            let bytes = self.limits.layout_bytes(plan.slots, plan.slot_tokens);
+            if bytes > self.limits.kv_bytes_max || bytes != self.scheduler.counters().kv_bytes {
+                return Err(format!("step {} costs {bytes} bytes: {:?}", plan.step, self.scheduler.counters()));
+            }
+            self.engine.launch(&plan).map_err(|error| error.to_string())?;
+            self.run.admitted.extend(plan.admitted.iter().map(|admission| admission.request.sequence));
+            self.run.steps += 1;
+            self.launched.push_back(plan);
+        }
+        if self.launched.len() != self.scheduler.in_flight() {
+            return Err(format!(
+                "{} steps are launched, and the scheduler counts {}",
+                self.launched.len(),
+                self.scheduler.in_flight()
+            ));
+        }
+        if idle || self.launched.len() == self.depth {
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), String> {
+        let plan = self.launched.pop_front().ok_or("the scheduler is not idle, and has nothing to compute")?;
+        let sampled = self.engine.collect().map_err(|error| error.to_string())?;
+        self.run.finished.extend(self.scheduler.commit(&plan, &sampled).map_err(|error| error.to_string())?);
+        Ok(())
+    }
+
+    /// Runs `requests` to the end, then one more row, which must find every slot free.
+    fn run(mut self, requests: &[Arc<Request>]) -> Result<Run, String> {
+        let mut requests_left = requests.iter();
+        loop {
+            for request in requests_left.by_ref().take(self.scheduler.wants()) {
+                self.scheduler.add(Arc::clone(request)).map_err(|refused| refused.to_string())?;
+            }
+            if self.scheduler.is_idle() {
+                break;
+            }
+            self.turn()?;
+            if self.run.steps > work(requests, &self.limits) {
+                return Err(format!("not done after {} steps", self.run.steps));
+            }
+        }
+        self.finds_slots_free()?;
+        Ok(self.run)
+    }
+
+    fn finds_slots_free(&mut self) -> Result<(), String> {
+        let last = SequenceId(u64::MAX);
+        let one_token = Request { sequence: last, prompt: vec![1], ..(*request(0, 1, 1, &[])).clone() };
+        self.scheduler.add(Arc::new(one_token)).map_err(|refused| refused.to_string())?;
+        self.engine.launch(&self.scheduler.plan()).map_err(|error| error.to_string())?;
+        let owners: Vec<_> = self.engine.owners().collect();
+        if owners != [(0, last)] {
+            return Err(format!("slots are still taken at the end: {owners:?}"));
+        }
+        Ok(())
+    }
+}
+
+/// Steps that rows take one after another, each with one dropped token at its end.
+fn work(requests: &[Arc<Request>], limits: &Limits) -> u64 {
+    requests.iter().map(|row| row.prompt.len().div_ceil(limits.prefill_chunk as usize) as u64 + u64::from(row.max_tokens)).sum()
+}
