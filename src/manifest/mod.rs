@@ -1,6 +1,46 @@
 //! Rows of a data set, read one at a time.
+//!
+//! [`open`] finds and checks every file before anything costly is loaded, so that a bad file ends a job early. [`Manifest`] then
+//! yields the rows in order, a block of them at a time in memory: one thread frames rows (where each begins and ends), the rayon pool
+//! parses them, and ids are compared in order afterwards. A row that cannot be used is a [`BadRow`] and the next one is read; only a
+//! [`ManifestError`] ends the manifest. What is read, and every message about it: docs/manifests.md.
 
+mod delimited;
+mod error;
+mod files;
+mod fingerprint;
+mod folder;
+mod ids;
+mod jsonl;
+mod lines;
+mod raw;
+mod reader;
+
+use std::iter::FusedIterator;
+use std::sync::Arc;
+use std::vec;
+
+use rayon::prelude::*;
 use serde_json::{Map, Value};
+
+pub use error::ManifestError;
+pub use files::ManifestFile;
+pub use fingerprint::fingerprint;
+pub use ids::ID_BYTES_MAX;
+
+use crate::job::{Columns, Input};
+use folder::FolderWalk;
+use ids::{IdSet, Place};
+use raw::{Block, Rows};
+use reader::RowReader;
+
+/// Bytes of one row at most, as it stands in its file.
+pub const ROW_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Rows read ahead and parsed together.
+const BLOCK_ROWS: usize = 1024;
+/// A block ends with the row that reaches this.
+const BLOCK_BYTES: usize = 4 * 1024 * 1024;
 
 /// One good row.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,3 +69,189 @@ pub struct BadRow {
     /// What could be read of it.
     pub columns: Map<String, Value>,
 }
+
+/// Boxed, because few rows are bad.
+pub type RowResult = Result<Item, Box<BadRow>>;
+
+/// Finds and checks all files of an input: that each is there, can be read, is text in a known format with a usable header, and that
+/// there is at least one row.
+pub fn open(input: &Input) -> Result<Manifest, ManifestError> {
+    let columns = input.columns.clone();
+    let manifest = |files, origin| Manifest {
+        files,
+        origin,
+        columns,
+        ids: IdSet::default(),
+        next_row: 0,
+        ready: Vec::new().into_iter(),
+        ended: false,
+    };
+    if !input.manifest.is_empty() {
+        let files = files::find(&input.manifest)?;
+        let mut has_rows = false;
+        for file in &files {
+            has_rows |= check(file)?;
+        }
+        if !has_rows {
+            return Err(ManifestError::Empty { input: format!("`{}`", input.manifest.join("`, `")) });
+        }
+        return Ok(manifest(files, Origin::Files { opened: 0, reader: None }));
+    }
+    let Some(folder) = &input.folder else { return Err(ManifestError::NoInput) };
+    let glob = input.glob.as_deref();
+    if FolderWalk::open(folder, glob)?.next()?.is_none() {
+        let input = format!("`{}` with the glob `{}`", folder.display(), glob.unwrap_or(folder::GLOB));
+        return Err(ManifestError::Empty { input });
+    }
+    Ok(manifest(Vec::new(), Origin::Folder(FolderWalk::open(folder, glob)?)))
+}
+
+/// Whether a file has a row; an error when it is not a manifest at all.
+fn check(file: &ManifestFile) -> Result<bool, ManifestError> {
+    let mut row = Vec::new();
+    let found = RowReader::open(file)?.next(&mut row)?.is_some();
+    let row = row.trim_ascii();
+    if file.path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
+        && (row.starts_with(b"[") || row == b"{")
+    {
+        let reason = "it is one JSON document, not one object a line; convert it (`jq -c '.[]' in.json > out.jsonl` for an array)";
+        return Err(ManifestError::format(&file.path, reason));
+    }
+    Ok(found)
+}
+
+/// The rows of an input, in order.
+///
+/// As an iterator it yields `Err` once, as its last, when the manifest cannot be read on; `Ok(Err(_))` is one bad row. Ids of good and
+/// bad rows together are unique.
+pub struct Manifest {
+    /// None of a folder.
+    files: Vec<Arc<ManifestFile>>,
+    origin: Origin,
+    columns: Columns,
+    ids: IdSet,
+    next_row: u64,
+    /// What [`Iterator::next`] has still to yield of the last block.
+    ready: vec::IntoIter<RowResult>,
+    ended: bool,
+}
+
+enum Origin {
+    Files { opened: usize, reader: Option<RowReader> },
+    Folder(FolderWalk),
+}
+
+impl Manifest {
+    /// The files that are read, in order; none where the input is a folder.
+    pub fn files(&self) -> &[Arc<ManifestFile>] {
+        &self.files
+    }
+
+    /// The next rows, 1,024 at most, parsed on the rayon pool; none after the last. Do not mix it with iteration.
+    pub fn next_block(&mut self) -> Result<Option<Vec<RowResult>>, ManifestError> {
+        let Some(block) = self.read_block()? else { return Ok(None) };
+        let columns = &self.columns;
+        let parsed: Vec<_> = (0..block.len()).into_par_iter().with_min_len(32).map(|index| block.parse(index, columns)).collect();
+        Ok(Some(parsed.into_iter().enumerate().map(|(index, row)| self.admit(&block, index, row)).collect()))
+    }
+
+    fn read_block(&mut self) -> Result<Option<Block>, ManifestError> {
+        let rows = match &mut self.origin {
+            Origin::Files { opened, reader } => loop {
+                let Some(reading) = reader else {
+                    let Some(file) = self.files.get(*opened) else { return Ok(None) };
+                    *reader = Some(RowReader::open(file)?);
+                    *opened += 1;
+                    continue;
+                };
+                let (mut bytes, mut extents) = (Vec::new(), Vec::new());
+                while extents.len() < BLOCK_ROWS && bytes.len() < BLOCK_BYTES {
+                    let Some(extent) = reading.next(&mut bytes)? else { break };
+                    extents.push(extent);
+                }
+                if !extents.is_empty() {
+                    let file = self.files[*opened - 1].clone();
+                    break Rows::Lines { file, header: reading.header(), bytes, extents };
+                }
+                *reader = None;
+            },
+            Origin::Folder(walk) => {
+                let (mut texts, mut bytes) = (Vec::new(), 0);
+                while texts.len() < BLOCK_ROWS && bytes < BLOCK_BYTES as u64 {
+                    let Some(text) = walk.next()? else { break };
+                    bytes += text.bytes.min(ROW_BYTES_MAX as u64);
+                    texts.push(text);
+                }
+                if texts.is_empty() {
+                    return Ok(None);
+                }
+                Rows::Texts { folder: walk.folder.clone(), texts }
+            }
+        };
+        let block = Block { first_row: self.next_row, rows };
+        self.next_row += block.len() as u64;
+        Ok(Some(block))
+    }
+
+    /// Compares a row's id with those before it.
+    fn admit(&mut self, block: &Block, index: usize, row: RowResult) -> RowResult {
+        let place = block.place(index);
+        let mut bad = match row {
+            Ok(item) => match self.ids.insert(&item.id, place) {
+                Ok(()) => return Ok(item),
+                Err(first) => {
+                    let error = format!(
+                        "the id `{}` is taken by {}; give each row an id of its own",
+                        raw::shorten(&item.id),
+                        self.shown(first)
+                    );
+                    let Item { row, source, input_hash, columns, .. } = item;
+                    Box::new(BadRow { row, id: block.derived_id(index), source, input_hash, error, columns })
+                }
+            },
+            Err(bad) => bad,
+        };
+        // Another row may be called by the very name that is derived for this one.
+        let derived = bad.id.len();
+        for attempt in 2.. {
+            if self.ids.insert(&bad.id, place).is_ok() {
+                break;
+            }
+            bad.id.truncate(derived);
+            bad.id.push_str(&format!("#{attempt}"));
+        }
+        Err(bad)
+    }
+
+    fn shown(&self, place: Place) -> String {
+        match self.files.get(place.file() as usize) {
+            Some(file) => format!("{}:{}", file.path.display(), place.line()),
+            None => format!("row {}", place.line()),
+        }
+    }
+}
+
+impl Iterator for Manifest {
+    type Item = Result<RowResult, ManifestError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(row) = self.ready.next() {
+                return Some(Ok(row));
+            }
+            if self.ended {
+                return None;
+            }
+            match self.next_block() {
+                Ok(Some(block)) => self.ready = block.into_iter(),
+                Ok(None) => self.ended = true,
+                Err(error) => {
+                    self.ended = true;
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+}
+
+impl FusedIterator for Manifest {}

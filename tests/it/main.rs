@@ -1,2 +1,3 @@
 mod jobs;
+mod manifest;
 mod schedule;
