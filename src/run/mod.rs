@@ -1,1 +1,67 @@
-//! The one loop where the stages meet, and the other commands.
+//! What each command does. Only here do all stages meet.
+
+mod check;
+mod feed;
+mod inspect;
+mod job_run;
+mod open;
+pub mod summary;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::args::{self, Args, Command};
+
+/// How the program ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// Every row is ok.
+    Ok = 0,
+    /// The job failed: weights, disk, engine.
+    Failed = 1,
+    /// The command line or the job file is wrong.
+    Usage = 2,
+    /// Finished, and some rows failed.
+    SomeRowsFailed = 3,
+    /// Interrupted: run again to go on.
+    Interrupted = 75,
+}
+
+impl From<Status> for ExitCode {
+    fn from(status: Status) -> Self {
+        ExitCode::from(status as u8)
+    }
+}
+
+/// Carries out a command; an error is told on standard error with everything that led to it.
+pub fn command(args: &Args) -> Status {
+    let done = match &args.command {
+        Command::Run(run) => job_run::run(run),
+        Command::Check(check) => check::check(check),
+        Command::Inspect(inspect) => inspect::inspect(inspect),
+        Command::Summary(summary) => summarize(summary),
+        Command::Completions(completions) => args::completions(completions.shell).map(|()| Status::Ok).map_err(Into::into),
+        Command::Man => args::man_page().map(|()| Status::Ok).map_err(Into::into),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        if error.is::<crate::job::JobError>() { Status::Usage } else { Status::Failed }
+    })
+}
+
+fn summarize(args: &args::Summary) -> Result<Status> {
+    let summary = summary::summarize(&args.folder)?;
+    let text = if args.json { serde_json::to_string_pretty(&summary)? + "\n" } else { summary.to_string() };
+    print(&text)?;
+    Ok(Status::Ok)
+}
+
+/// Results go to standard output; a reader that has gone away is no failure.
+fn print(text: &str) -> Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}

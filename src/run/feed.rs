@@ -1,0 +1,266 @@
+//! Rows on their way to the engine: read, checked against what is done, prepared on the rayon pool, ordered.
+//!
+//! A thread of its own stays a bounded number of rows ahead of the engine.
+
+use std::{
+    cmp::Reverse,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread,
+    time::Instant,
+};
+
+use anyhow::{Result, anyhow};
+use rayon::prelude::*;
+use serde_json::{Map, Value};
+
+use crate::{
+    job::Order,
+    manifest::{BadRow, Item, Manifest, RowResult},
+    prompt::Prompter,
+    schedule::Request,
+    sink::{Done, Outcome, Row, RowState, Stage},
+};
+
+/// Blocks of rows that are ready before the engine takes them.
+const BLOCKS_AHEAD: usize = 2;
+
+/// Rows that are ordered by length together, and the bytes of their columns that end such a stretch early.
+const ORDERED_ROWS: usize = 4096;
+const ORDERED_BYTES: usize = 32 << 20;
+
+/// A row ready to be scheduled.
+pub struct Pending {
+    pub request: Arc<Request>,
+    pub row: u64,
+    pub id: String,
+    pub source: String,
+    pub input_hash: u64,
+    pub reference: Option<String>,
+    pub columns: Map<String, Value>,
+    /// When it had been read and prepared.
+    pub read_at: Instant,
+}
+
+impl Pending {
+    pub fn into_row(self, outcome: Outcome) -> Row {
+        let Self { row, id, source, input_hash, reference, columns, .. } = self;
+        Row { id, row, source, input_hash, outcome, reference, columns }
+    }
+}
+
+/// One step of the way, for the loop.
+pub enum Fed {
+    Ready(Box<Pending>),
+    Failed(Box<Row>),
+}
+
+/// What to feed.
+pub struct Source {
+    pub manifest: Manifest,
+    pub prompter: Arc<Prompter>,
+    pub done: Arc<Done>,
+    pub order: Order,
+    /// Rows of the manifest to take.
+    pub limit: u64,
+    /// Once set, reading ends.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// What is known once the manifest has been read.
+#[derive(Debug, Clone, Copy)]
+pub struct Total {
+    /// Rows of the manifest, up to the limit.
+    pub rows: u64,
+    /// The limit cut some off.
+    pub cut: bool,
+}
+
+pub struct Feed {
+    blocks: Receiver<Result<Block>>,
+    ready: std::vec::IntoIter<Fed>,
+    total: Option<Total>,
+}
+
+enum Block {
+    Rows(Vec<Fed>),
+    End(Total),
+}
+
+impl Feed {
+    pub fn start(source: Source) -> Self {
+        let (sender, blocks) = sync_channel(BLOCKS_AHEAD);
+        thread::spawn(move || {
+            let failed = sender.clone();
+            if let Err(error) = read(source, &sender) {
+                // The loop has gone where nobody receives it.
+                let _ = failed.send(Err(error));
+            }
+        });
+        Self { blocks, ready: Vec::new().into_iter(), total: None }
+    }
+
+    /// The next row; none after the last. Waits for the reading thread.
+    pub fn next(&mut self) -> Result<Option<Fed>> {
+        loop {
+            if let Some(fed) = self.ready.next() {
+                return Ok(Some(fed));
+            }
+            if self.total.is_some() {
+                return Ok(None);
+            }
+            match self.blocks.recv().map_err(|_| anyhow!("the thread that reads the manifest ended without a word"))?? {
+                Block::Rows(rows) => self.ready = rows.into_iter(),
+                Block::End(total) => self.total = Some(total),
+            }
+        }
+    }
+
+    /// Known after the last row.
+    pub fn total(&self) -> Option<Total> {
+        self.total
+    }
+}
+
+fn read(mut source: Source, blocks: &SyncSender<Result<Block>>) -> Result<()> {
+    let mut rows = 0;
+    let mut cut = false;
+    let mut stretch = Vec::new();
+    let mut stretch_bytes = 0;
+    let mut stretches = 0u64;
+    while let Some(mut block) = source.manifest.next_block()? {
+        let left = source.limit - rows;
+        if block.len() as u64 > left {
+            block.truncate(left as usize);
+            cut = true;
+        }
+        rows += block.len() as u64;
+        for row in &block {
+            refuse_changed(row, &source.done)?;
+        }
+        let fed: Vec<Fed> =
+            block.into_par_iter().with_min_len(16).filter(|row| !source.done.contains(number(row))).map(|row| source.prepare(row)).collect();
+        stretch_bytes += fed.iter().map(bytes).sum::<usize>();
+        stretch.extend(fed);
+        let full = source.order == Order::Manifest || stretch.len() >= ORDERED_ROWS || stretch_bytes >= ORDERED_BYTES;
+        if full && !stretch.is_empty() {
+            stretches += 1;
+            let rows = source.ordered(std::mem::take(&mut stretch), stretches);
+            stretch_bytes = 0;
+            if blocks.send(Ok(Block::Rows(rows))).is_err() {
+                return Ok(());
+            }
+        }
+        if cut || source.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        if rows == source.limit {
+            cut = source.manifest.next_block()?.is_some();
+            break;
+        }
+    }
+    if !stretch.is_empty() && blocks.send(Ok(Block::Rows(source.ordered(stretch, stretches + 1)))).is_err() {
+        return Ok(());
+    }
+    let _ = blocks.send(Ok(Block::End(Total { rows, cut })));
+    Ok(())
+}
+
+fn number(row: &RowResult) -> u64 {
+    match row {
+        Ok(item) => item.row,
+        Err(bad) => bad.row,
+    }
+}
+
+fn refuse_changed(row: &RowResult, done: &Done) -> Result<()> {
+    let (number, hash, source) = match row {
+        Ok(item) => (item.row, item.input_hash, &item.source),
+        Err(bad) => (bad.row, bad.input_hash, &bad.source),
+    };
+    if done.state(number, hash) == RowState::Changed {
+        return Err(anyhow!(
+            "{source} has changed since its result was written: give the job another --output, or throw the earlier results away with \
+             --fresh"
+        ));
+    }
+    Ok(())
+}
+
+fn bytes(fed: &Fed) -> usize {
+    match fed {
+        Fed::Ready(pending) => pending.request.prompt.len() * 4 + 256,
+        Fed::Failed(row) => row.columns.values().filter_map(Value::as_str).map(str::len).sum::<usize>() + 256,
+    }
+}
+
+impl Source {
+    fn prepare(&self, row: RowResult) -> Fed {
+        match row {
+            Ok(item) => match self.prompter.prepare(&item) {
+                Ok(prepared) => {
+                    let Item { row, id, source, input_hash, columns } = item;
+                    let (request, reference) = (Arc::new(prepared.request), prepared.reference);
+                    Fed::Ready(Box::new(Pending {
+                        request,
+                        row,
+                        id,
+                        source,
+                        input_hash,
+                        reference,
+                        columns,
+                        read_at: Instant::now(),
+                    }))
+                }
+                Err(error) => {
+                    let Item { row, id, source, input_hash, columns } = item;
+                    failed(Row {
+                        id,
+                        row,
+                        source,
+                        input_hash,
+                        outcome: Outcome::Failed { stage: Stage::Prompt, error },
+                        reference: None,
+                        columns,
+                    })
+                }
+            },
+            Err(bad) => {
+                let BadRow { row, id, source, input_hash, error, columns } = *bad;
+                failed(Row {
+                    id,
+                    row,
+                    source,
+                    input_hash,
+                    outcome: Outcome::Failed { stage: Stage::Manifest, error },
+                    reference: None,
+                    columns,
+                })
+            }
+        }
+    }
+
+    /// Rows of like length beside each other: slots of the cache are as long as the longest row's. Every other stretch runs the other
+    /// way, so that neighbours across two stretches are alike too.
+    fn ordered(&self, mut rows: Vec<Fed>, stretch: u64) -> Vec<Fed> {
+        if self.order == Order::Length {
+            let length = |fed: &Fed| match fed {
+                Fed::Ready(pending) => pending.request.reserved_tokens(),
+                Fed::Failed(_) => 0,
+            };
+            if stretch.is_multiple_of(2) {
+                rows.sort_by_key(length);
+            } else {
+                rows.sort_by_key(|fed| Reverse(length(fed)));
+            }
+        }
+        rows
+    }
+}
+
+fn failed(row: Row) -> Fed {
+    Fed::Failed(Box::new(row))
+}

@@ -1,0 +1,420 @@
+//! The loop of a run: rows come in, steps go through the engine one ahead of the other, results go out.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+
+use super::{
+    Status,
+    feed::{Fed, Feed, Pending, Source},
+    open::{self, Model},
+    print,
+};
+use crate::{
+    args,
+    engine::Engine,
+    job::Job,
+    manifest,
+    prompt::{Prompter, StopStrings, final_text},
+    report::{Event, EventLog, Progress, ProgressMode, Reporter, Summary, Tally},
+    schedule::{FinishReason, Finished, IN_FLIGHT_MAX, Limits, Plan, Sampled, Scheduler, SequenceId},
+    sink::{Completion, End, Folder, Outcome, PartClosed, Provenance, Row, Stage, Timing},
+};
+
+/// How often progress is told to the reporter, which shows it as often as it likes.
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+
+/// `mlxbatch run`.
+pub fn run(args: &args::Run) -> Result<Status> {
+    let started = Instant::now();
+    let mut job = Job::read(&args.job.file, &args.job.set)?;
+    if let Some(output) = &args.output {
+        job.output = std::path::absolute(output)?;
+    }
+    // Whatever can be found wrong is found before weights load.
+    let manifest = manifest::open(&job.input)?;
+    let manifest_hash = manifest::fingerprint(&job.input)?;
+    let model = Model::locate(&job)?;
+    let prompter = Arc::new(model.prompter(&job)?);
+    let provenance = Provenance {
+        job_toml: job.effective_toml(),
+        manifest_hash,
+        settings_hash: job.settings_hash(),
+        model_id: job.model.path.clone(),
+        model_hash: model.hash()?,
+        versions: open::versions(),
+        machine: open::machine(),
+    };
+    let stop = interruptible()?;
+    let (folder, done) = Folder::open(&job, &provenance, args.fresh)?;
+    let log = EventLog::open(folder.path()).context("failed to open the log of events")?;
+    let mut reporter = Reporter::new(mode(args.progress), Some(log));
+    let rows_resumed = done.rows;
+    let rows_failed_before = done.rows_failed;
+    reporter.handle(&Event::Started {
+        job: job.name.clone(),
+        model: job.model.path.clone(),
+        output: job.output.clone(),
+        rows_total: None,
+        rows_resumed,
+    });
+    let feed = Feed::start(Source {
+        manifest,
+        prompter: prompter.clone(),
+        done: Arc::new(done),
+        order: job.batching.order,
+        limit: args.job.limit.unwrap_or(u64::MAX),
+        stop: stop.clone(),
+    });
+    let results = Results { folder, reporter, tally: Tally::default(), told_at: started };
+    let mut run = Run { job: &job, prompter, stop, feed, results, rows_resumed, decoded_tokens: VecDeque::new() };
+    let outcome = run.all_rows(&model);
+    let Run { feed, mut results, stop, .. } = run;
+
+    let mut summary = results.tally.summary().over(started.elapsed().as_secs_f64());
+    summary.job.clone_from(&job.name);
+    summary.model.clone_from(&job.model.path);
+    summary.output.clone_from(&job.output);
+    summary.rows_resumed = rows_resumed;
+    let total = feed.total();
+    let interrupted = stop.load(Ordering::Relaxed);
+    let end = match (&outcome, total) {
+        (Err(_), _) => End::Failed,
+        (Ok(()), Some(total)) if !interrupted && !total.cut => End::Complete { rows: total.rows },
+        _ => End::Interrupted,
+    };
+    results.finish(end, &mut summary)?;
+    if let Err(error) = outcome {
+        results.reporter.handle(&Event::Failed { error: format!("{error:#}") });
+        return Err(error);
+    }
+    if interrupted {
+        let rows_done = rows_resumed + summary.rows_ok + summary.rows_failed;
+        results.reporter.handle(&Event::Interrupted { rows_done, rows_total: total.map(|total| total.rows) });
+    } else {
+        results.reporter.handle(&Event::Finished(Box::new(summary.clone())));
+    }
+    if args.json {
+        print(&(serde_json::to_string_pretty(&summary)? + "\n"))?;
+    }
+    Ok(match summary.rows_failed + rows_failed_before {
+        _ if interrupted => Status::Interrupted,
+        0 => Status::Ok,
+        _ => Status::SomeRowsFailed,
+    })
+}
+
+fn mode(progress: args::Progress) -> ProgressMode {
+    match progress {
+        args::Progress::Auto => ProgressMode::Auto,
+        args::Progress::Bar => ProgressMode::Bar,
+        args::Progress::Plain => ProgressMode::Plain,
+        args::Progress::Json => ProgressMode::Json,
+        args::Progress::None => ProgressMode::None,
+    }
+}
+
+/// The first SIGINT or SIGTERM sets the flag, and the run closes its part and ends; the second ends the process at once.
+fn interruptible() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (flag, signals) = (stop.clone(), AtomicU32::new(0));
+    ctrlc::set_handler(move || {
+        flag.store(true, Ordering::Relaxed);
+        if signals.fetch_add(1, Ordering::Relaxed) > 0 {
+            std::process::exit(Status::Interrupted as i32);
+        }
+    })
+    .context("failed to listen for signals")?;
+    Ok(stop)
+}
+
+/// Where rows end up.
+struct Results {
+    folder: Folder,
+    reporter: Reporter,
+    tally: Tally,
+    told_at: Instant,
+}
+
+impl Results {
+    fn push(&mut self, row: &Row, now: Instant) -> Result<()> {
+        self.tally.add(row);
+        if let Outcome::Failed { stage, error } = &row.outcome {
+            self.reporter.handle(&Event::RowFailed {
+                row: row.row,
+                id: row.id.clone(),
+                source: row.source.clone(),
+                stage: *stage,
+                error: error.clone(),
+            });
+        }
+        let closed = self.folder.push(row, now)?;
+        self.part_closed(closed);
+        Ok(())
+    }
+
+    fn part_closed(&mut self, closed: Option<PartClosed>) {
+        if let Some(PartClosed { name, rows, rows_failed, bytes }) = closed {
+            self.reporter.handle(&Event::PartClosed { name, rows, rows_failed, bytes });
+        }
+    }
+
+    fn finish(&mut self, end: End, summary: &mut Summary) -> Result<()> {
+        let closed = self.folder.close_part()?;
+        self.part_closed(closed);
+        summary.parts = self.folder.parts() as u64;
+        self.folder.finish(end, serde_json::to_value(&*summary)?)?;
+        Ok(())
+    }
+}
+
+struct Run<'a> {
+    job: &'a Job,
+    prompter: Arc<Prompter>,
+    stop: Arc<AtomicBool>,
+    feed: Feed,
+    results: Results,
+    rows_resumed: u64,
+    /// (when, how many) of late, for the rate that progress tells.
+    decoded_tokens: VecDeque<(Instant, u64)>,
+}
+
+/// A row in the scheduler.
+struct Active {
+    pending: Pending,
+    stops: Option<StopStrings>,
+    admitted_at: Option<Instant>,
+    started_at_us: i64,
+    first_token_at: Option<Instant>,
+    last_token_at: Option<Instant>,
+    prefill: Duration,
+    /// Decode steps it took part in, and the rows in them all together.
+    decode_steps: u64,
+    decode_rows: u64,
+}
+
+impl Run<'_> {
+    /// Brings every row to its end, or an interrupted run to a stop. No `?` here is on a row's own failure.
+    fn all_rows(&mut self, model: &Model) -> Result<()> {
+        // Weights are loaded for a row that needs them, so a run that finds all done loads none.
+        let first = loop {
+            match self.feed.next()? {
+                None => return Ok(()),
+                Some(Fed::Failed(row)) => self.results.push(&row, Instant::now())?,
+                Some(Fed::Ready(pending)) => break pending,
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+        };
+        let (mut engine, kv_bytes_max, device) = model.load(self.job)?;
+        self.results.reporter.handle(&Event::Note { message: format!("computing on the {device}") });
+        let batching = &self.job.batching;
+        let mut scheduler = Scheduler::new(Limits {
+            rows: batching.rows,
+            prefill_chunk: batching.prefill_chunk,
+            prompt_concurrency: batching.prompt_concurrency,
+            kv_bytes_max,
+            price: engine.price(),
+            context_length: model.context_length(),
+        });
+        let mut active = HashMap::new();
+        self.add(&mut scheduler, &mut active, *first, engine.vocabulary())?;
+        let mut launched: VecDeque<Plan> = VecDeque::new();
+        let mut exhausted = false;
+        let mut step_ended_at = Instant::now();
+        loop {
+            let stopping = self.stop.load(Ordering::Relaxed);
+            while !exhausted && !stopping && scheduler.wants() > 0 {
+                match self.feed.next()? {
+                    None => exhausted = true,
+                    Some(Fed::Failed(row)) => self.results.push(&row, Instant::now())?,
+                    Some(Fed::Ready(pending)) => self.add(&mut scheduler, &mut active, *pending, engine.vocabulary())?,
+                }
+            }
+            let plan = if stopping { Plan::default() } else { scheduler.plan() };
+            let idle = plan.is_empty();
+            if !idle {
+                admitted(&plan, &mut active);
+                engine.launch(&plan)?;
+                launched.push_back(plan);
+            }
+            if launched.len() == IN_FLIGHT_MAX || idle {
+                // A row may still be waiting when nothing runs: the next plan takes it.
+                let Some(plan) = launched.pop_front() else {
+                    if stopping || (exhausted && scheduler.is_idle()) {
+                        return Ok(());
+                    }
+                    continue;
+                };
+                let sampled = engine.collect()?;
+                let now = Instant::now();
+                let sampled = self.observe(&plan, sampled, &mut active, now, now - step_ended_at);
+                step_ended_at = now;
+                for finished in scheduler.commit(&plan, &sampled)? {
+                    let row = active.remove(&finished.sequence).ok_or_else(|| anyhow!("{:?} ended twice", finished.sequence))?;
+                    let row = self.finish_row(row, finished, now);
+                    self.results.push(&row, now)?;
+                }
+                self.tell(&scheduler, now)?;
+            }
+        }
+    }
+
+    /// Queues a row; one that can never be computed becomes a failed row.
+    fn add(
+        &mut self,
+        scheduler: &mut Scheduler,
+        active: &mut HashMap<SequenceId, Active>,
+        pending: Pending,
+        vocabulary: u32,
+    ) -> Result<()> {
+        let request = pending.request.clone();
+        let unknown = request.prompt.iter().find(|&&token| token >= vocabulary).map(|token| format!("the prompt has the token {token}"));
+        let unknown = unknown.or_else(|| {
+            let biased = request.generation.logit_bias.keys().find(|&&token| token >= vocabulary);
+            biased.map(|token| format!("logit_bias names the token {token}"))
+        });
+        let refused = match unknown {
+            Some(unknown) => Some(format!("{unknown}, and the model has {vocabulary} tokens (ids from 0)")),
+            None => scheduler.add(request.clone()).err().map(|refused| refused.to_string()),
+        };
+        if let Some(error) = refused {
+            let row = pending.into_row(Outcome::Failed { stage: Stage::Admission, error });
+            return self.results.push(&row, Instant::now());
+        }
+        let stop = &request.generation.stop;
+        let stops = (!stop.is_empty()).then(|| StopStrings::new(stop));
+        let row = Active {
+            pending,
+            stops,
+            admitted_at: None,
+            started_at_us: 0,
+            first_token_at: None,
+            last_token_at: None,
+            prefill: Duration::ZERO,
+            decode_steps: 0,
+            decode_rows: 0,
+        };
+        active.insert(request.sequence, row);
+        Ok(())
+    }
+
+    /// Notes what a collected step did for each row, and marks the tokens that complete a stop string.
+    fn observe(
+        &mut self,
+        plan: &Plan,
+        mut sampled: Vec<Sampled>,
+        active: &mut HashMap<SequenceId, Active>,
+        now: Instant,
+        took: Duration,
+    ) -> Vec<Sampled> {
+        for prefill in &plan.prefill {
+            if let Some(row) = active.get_mut(&prefill.sequence) {
+                row.prefill += took;
+            }
+        }
+        let together = plan.decode.len() as u64;
+        for decode in &plan.decode {
+            if let Some(row) = active.get_mut(&decode.sequence) {
+                row.decode_steps += 1;
+                row.decode_rows += together;
+            }
+        }
+        for token in &mut sampled {
+            let Some(row) = active.get_mut(&token.sequence) else { continue };
+            row.first_token_at.get_or_insert(now);
+            row.last_token_at = Some(now);
+            if let Some(stops) = &mut row.stops {
+                token.stop_string = stops.push(self.prompter.tokens(), &row.pending.request.generation.stop, token.token);
+            }
+        }
+        self.decoded_tokens.push_back((now, sampled.len() as u64));
+        while self.decoded_tokens.front().is_some_and(|(at, _)| now - *at > Duration::from_secs(10)) {
+            self.decoded_tokens.pop_front();
+        }
+        sampled
+    }
+
+    fn finish_row(&self, row: Active, finished: Finished, now: Instant) -> Row {
+        let request = row.pending.request.clone();
+        let stopped_by_token =
+            finished.reason == FinishReason::Stop && finished.tokens.last().is_some_and(|token| request.stop_tokens.contains(token));
+        let spoken = &finished.tokens[..finished.tokens.len() - usize::from(stopped_by_token)];
+        let text = final_text(self.prompter.tokens(), spoken, &request.generation.stop);
+        let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
+        let admitted_at = row.admitted_at.unwrap_or(now);
+        let first = row.first_token_at.unwrap_or(now);
+        let last = row.last_token_at.unwrap_or(now);
+        let timing = Timing {
+            queue_ms: milliseconds(admitted_at - row.pending.read_at),
+            prefill_ms: milliseconds(row.prefill),
+            ttft_ms: milliseconds(first - admitted_at),
+            decode_ms: milliseconds(last - first),
+            total_ms: milliseconds(now - row.pending.read_at),
+            rows_in_batch: if row.decode_steps == 0 { 1.0 } else { row.decode_rows as f64 / row.decode_steps as f64 },
+            started_at_us: row.started_at_us,
+        };
+        let completion = Completion {
+            text,
+            finish_reason: finished.reason,
+            prompt_tokens: request.prompt.len() as u32,
+            cached_tokens: 0,
+            completion_tokens: finished.tokens.len() as u32,
+            token_ids: finished.tokens,
+            timing,
+        };
+        row.pending.into_row(Outcome::Ok(Box::new(completion)))
+    }
+
+    fn tell(&mut self, scheduler: &Scheduler, now: Instant) -> Result<()> {
+        let closed = self.results.folder.tick(now)?;
+        self.results.part_closed(closed);
+        if now - self.results.told_at < PROGRESS_EVERY {
+            return Ok(());
+        }
+        self.results.told_at = now;
+        let counters = scheduler.counters();
+        let tally = &self.results.tally;
+        let (rows_ok, rows_failed) = (tally.rows_ok(), tally.rows_failed());
+        let spent = self.decoded_tokens.front().map_or(0.0, |(at, _)| (now - *at).as_secs_f64());
+        let tokens: u64 = self.decoded_tokens.iter().map(|(_, tokens)| tokens).sum();
+        self.results.reporter.handle(&Event::Progress(Progress {
+            rows_total: self.feed.total().map(|total| total.rows),
+            rows_done: self.rows_resumed + rows_ok + rows_failed,
+            rows_ok,
+            rows_failed,
+            rows_running: u64::from(counters.running),
+            rows_waiting: u64::from(counters.waiting),
+            prompt_tokens: tally.prompt_tokens(),
+            completion_tokens: tally.completion_tokens(),
+            tokens_per_second: if spent > 0.0 { tokens as f64 / spent } else { 0.0 },
+            kv_bytes: counters.kv_bytes,
+            kv_bytes_max: counters.kv_bytes_max,
+            seconds_left: None,
+        }));
+        Ok(())
+    }
+}
+
+fn admitted(plan: &Plan, active: &mut HashMap<SequenceId, Active>) {
+    if plan.admitted.is_empty() {
+        return;
+    }
+    let now = Instant::now();
+    let started_at_us = jiff::Timestamp::now().as_microsecond();
+    for admission in &plan.admitted {
+        if let Some(row) = active.get_mut(&admission.request.sequence) {
+            row.admitted_at = Some(now);
+            row.started_at_us = started_at_us;
+        }
+    }
+}
+

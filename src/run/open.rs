@@ -1,0 +1,107 @@
+//! What a job names, opened: model files, prompts, engine.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+
+use crate::{
+    engine::{self, Engine, MlxEngine, MlxOptions, fake::FakeEngine, fake::FakeModel},
+    job::{Job, KvBudget},
+    model::{self, ModelFiles, Weights},
+    prompt::Prompter,
+};
+
+/// The name that needs no model.
+const FAKE: &str = "fake";
+
+/// A job's model, found but not loaded.
+pub enum Model {
+    Fake,
+    Files(Box<ModelFiles>),
+}
+
+impl Model {
+    pub fn locate(job: &Job) -> Result<Self> {
+        if job.model.path == FAKE {
+            return Ok(Self::Fake);
+        }
+        let files = model::locate(&job.model.path).with_context(|| format!("the model of {}", job.file.display()))?;
+        Ok(Self::Files(Box::new(files)))
+    }
+
+    pub fn prompter(&self, job: &Job) -> Result<Prompter> {
+        Ok(match self {
+            Self::Fake => {
+                let mut prompter = Prompter::fake(job)?;
+                prompter.limit_context(FakeModel::bytes().context_length);
+                prompter
+            }
+            Self::Files(files) => Prompter::new(job, files)?,
+        })
+    }
+
+    /// Tells apart models with different weights, by what a model's files say of themselves and how large they are.
+    pub fn hash(&self) -> Result<String> {
+        let Self::Files(files) = self else { return Ok(FAKE.into()) };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(files.config().to_string().as_bytes());
+        for tensor in files.tensors()? {
+            hasher.update(format!("\n{} {} {:?} {}", tensor.name, tensor.dtype, tensor.shape, tensor.bytes).as_bytes());
+        }
+        for file in weight_files(files) {
+            let metadata = fs_err::metadata(&file)?;
+            hasher.update(&metadata.len().to_le_bytes());
+        }
+        Ok(hasher.finalize().to_hex()[..16].to_owned())
+    }
+
+    /// Tokens a row can have.
+    pub fn context_length(&self) -> u32 {
+        match self {
+            Self::Fake => FakeModel::bytes().context_length,
+            Self::Files(files) => files.context_length().unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Loads the weights, and says what the cache may take.
+    pub fn load(&self, job: &Job) -> Result<(Box<dyn Engine>, u64, &'static str)> {
+        let (engine, auto, device): (Box<dyn Engine>, u64, _) = match self {
+            Self::Fake => (Box::new(FakeEngine::new(FakeModel::bytes())), 8 << 30, FAKE),
+            Self::Files(files) => {
+                let options = MlxOptions { device: job.model.device, dtype: job.model.dtype };
+                let engine = MlxEngine::load(&weight_files(files), files.config(), options)
+                    .with_context(|| format!("failed to load {}", job.model.path))?;
+                let (auto, device) = (engine.kv_bytes_auto(), engine.device_name());
+                (Box::new(engine), auto, device)
+            }
+        };
+        let kv_bytes_max = match job.batching.kv_budget {
+            KvBudget::Auto => auto,
+            KvBudget::Bytes(bytes) => bytes,
+        };
+        Ok((engine, kv_bytes_max, device))
+    }
+}
+
+pub fn weight_files(files: &ModelFiles) -> Vec<std::path::PathBuf> {
+    match &files.weights {
+        Weights::Safetensors { shards, .. } => shards.clone(),
+        Weights::Gguf(gguf) => vec![gguf.file.clone()],
+    }
+}
+
+pub fn versions() -> BTreeMap<String, String> {
+    BTreeMap::from([
+        ("mlxbatch".into(), env!("CARGO_PKG_VERSION").into()),
+        ("mlx".into(), engine::mlx_version().unwrap_or_else(|| "unknown".into())),
+    ])
+}
+
+pub fn machine() -> BTreeMap<String, String> {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    BTreeMap::from([
+        ("os".into(), std::env::consts::OS.into()),
+        ("arch".into(), std::env::consts::ARCH.into()),
+        ("cores".into(), cores.to_string()),
+    ])
+}
