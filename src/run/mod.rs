@@ -1,1 +1,3 @@
 //! The one loop where the stages meet, and the other commands.
+
+pub mod summary;

@@ -109,8 +109,9 @@ fn part_count(folder: &Path) -> usize {
 
 #[test]
 fn a_second_stop_while_recovering_from_the_first_loses_nothing() {
-    for first in STEPS {
-        for second in STEPS {
+    let steps = [Step::SyncPart, Step::AppendFailedHalf, Step::RenamePart, Step::SyncFolder, Step::RenameWidened];
+    for first in steps {
+        for second in steps {
             let folder = results_folder();
             let job = widening_job(folder.path());
             let _ = run(&job, Some((first, 1)));

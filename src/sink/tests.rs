@@ -478,14 +478,13 @@ fn a_million_rows() {
     let folder = results_folder();
     let mut job = job(folder.path());
     job.results.rows_per_part = 10_000;
-    let rows: Vec<_> = (0..1000).map(ok_row).collect();
-    let mut row = rows[0].clone();
+    let mut rows: Vec<_> = (0..1000).map(ok_row).collect();
     let (mut results, _) = Folder::open(&job, &provenance(), false).unwrap();
     let start = Instant::now();
     for number in 0..1_000_000 {
-        row.clone_from(&rows[number as usize % rows.len()]);
+        let row = &mut rows[number as usize % 1000];
         (row.row, row.input_hash) = (number, input_hash(number));
-        results.push(&row, start).unwrap();
+        results.push(row, start).unwrap();
     }
     results.finish(End::Complete { rows: 1_000_000 }, Value::Null).unwrap();
     let written = start.elapsed();
