@@ -57,7 +57,8 @@ impl Serialize for Columns<'_> {
         };
         let given = self.columns.iter().filter(|(name, value)| {
             let ours = [ERROR, ERROR_STAGE, SOURCE, ROW].contains(&name.as_str());
-            !ours && !(name.as_str() == self.id_column && value.is_null())
+            let replaced = name.as_str() == self.id_column && value.is_null();
+            !(ours || replaced)
         });
         let id = id.as_ref().map(|(name, value)| (*name, value));
         serializer.collect_map(id.into_iter().chain(given.map(|(name, value)| (name.as_str(), value))))

@@ -108,7 +108,7 @@ impl Folder {
     pub fn open(job: &Job, provenance: &Provenance, fresh: bool) -> Result<(Self, Done), SinkError> {
         let limits = Limits {
             rows: job.results.rows_per_part.max(1) as usize,
-            age: Duration::from_secs(job.results.seconds_per_part.into()),
+            age: Duration::from_secs(job.results.seconds_per_part.max(1).into()),
             bytes: PART_BYTES_MAX,
             row_bytes: ROW_BYTES_MAX,
         };
