@@ -1,4 +1,44 @@
-//! Rows onto disk.
+//! Rows onto disk: a folder of Parquet parts that survives a kill at any instant.
+//!
+//! [`Folder::open`] creates the folder or goes on with an earlier run's, and tells which rows are [`Done`]. [`Folder::push`] takes
+//! rows as they complete; a full part is written, synced and renamed before the next begins. [`Folder::finish`] ends the run.
+//!
+//! **Closing a part** goes in this order, and a kill between any two steps leaves a folder that the next run understands:
+//!
+//! 1. `part-N.parquet.tmp` is written and synced. A leftover `.tmp` is deleted by the next run.
+//! 2. The part's failed rows are appended to `failed.jsonl`, and it is synced. The part's own metadata says where they begin and
+//!    end, so that lines whose part never came to be are cut off by the next run.
+//! 3. The `.tmp` is renamed and the folder synced: from here on the part's rows are done.
+//! 4. Where the part widened the type of a kept column, the earlier parts are rewritten one by one, each by rename. The parts say
+//!    their types themselves, so that the next run goes on with what is left of it.
+//!
+//! The file format is described in `docs/output.md`.
+
+mod closed;
+mod columns;
+#[cfg(test)]
+mod crash_tests;
+mod done;
+mod error;
+mod failed;
+mod files;
+#[cfg(test)]
+pub(crate) mod fixture;
+mod folder;
+mod kept;
+mod record;
+mod resume;
+mod schema;
+#[cfg(test)]
+mod tests;
+
+pub use closed::{ClosedPart, PartError, part_files};
+pub use done::{Done, RowState};
+pub use error::SinkError;
+pub use files::{EVENTS_FILE, FAILED_FILE, JOB_FILE, RECORD_FILE, SUCCESS_FILE};
+pub use folder::{End, Folder, PartClosed};
+pub use record::Provenance;
+pub use schema::SCHEMA_VERSION;
 
 use serde_json::{Map, Value};
 
@@ -34,13 +74,28 @@ pub struct Completion {
 }
 
 /// Where a row failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     Manifest,
     Media,
     Prompt,
     Admission,
     Engine,
+}
+
+impl Stage {
+    pub const ALL: [Stage; 5] = [Stage::Manifest, Stage::Media, Stage::Prompt, Stage::Admission, Stage::Engine];
+
+    /// As the column `error_stage` has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Manifest => "manifest",
+            Stage::Media => "media",
+            Stage::Prompt => "prompt",
+            Stage::Admission => "admission",
+            Stage::Engine => "engine",
+        }
+    }
 }
 
 /// Milliseconds from the row's own clock.

@@ -1,0 +1,172 @@
+use std::{collections::BTreeMap, fmt, path::PathBuf};
+
+use serde::Serialize;
+
+use super::words;
+use crate::sink::FAILED_FILE;
+
+/// What came of a run's rows.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Summary {
+    /// The job's name; empty where only the results are known.
+    pub job: String,
+    pub model: String,
+    /// The folder that has the Parquet parts.
+    pub output: PathBuf,
+    pub parts: u64,
+    pub rows_ok: u64,
+    pub rows_failed: u64,
+    /// Done by earlier runs, and in none of the other numbers.
+    pub rows_resumed: u64,
+    /// Rows, by `error_stage`.
+    pub failed_by_stage: BTreeMap<String, u64>,
+    /// The most frequent sorts of errors: an example, and how many rows.
+    pub errors: Vec<(String, u64)>,
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub completion_tokens: u64,
+    /// Of the run; from results alone, the time in which rows were worked on.
+    pub wall_seconds: f64,
+    /// Completion tokens of all rows over `wall_seconds`.
+    pub tokens_per_second: Option<f64>,
+    /// First token since admission; within 0.5 %.
+    pub ttft_ms_p50: Option<f64>,
+    pub ttft_ms_p95: Option<f64>,
+    /// Mean of the ok rows.
+    pub mean_ms: StageTimes,
+    /// Rows decoded together, mean of the ok rows.
+    pub rows_in_batch: Option<f64>,
+}
+
+/// Milliseconds a row spent in each stage.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct StageTimes {
+    pub media_ms: f64,
+    pub encode_ms: f64,
+    pub queue_ms: f64,
+    pub prefill_ms: f64,
+    pub decode_ms: f64,
+    pub total_ms: f64,
+}
+
+impl Summary {
+    /// The same with the run's own time, which its speed follows.
+    #[must_use]
+    pub fn over(mut self, wall_seconds: f64) -> Self {
+        self.wall_seconds = wall_seconds;
+        self.tokens_per_second = (self.rows_ok > 0 && wall_seconds > 0.0).then(|| self.completion_tokens as f64 / wall_seconds);
+        self
+    }
+
+    fn rows_words(&self) -> String {
+        let mut words = format!("{} ok", words::count(self.rows_ok));
+        if self.rows_failed > 0 {
+            let stages = self.failed_by_stage.iter().map(|(stage, rows)| format!("{} {stage}", words::count(*rows)));
+            words += &format!(" · {} failed ({})", words::count(self.rows_failed), stages.collect::<Vec<_>>().join(", "));
+        }
+        if self.rows_resumed > 0 {
+            words += &format!(" · {} done before", words::count(self.rows_resumed));
+        }
+        words
+    }
+
+    fn tokens_words(&self) -> String {
+        let cached =
+            if self.cached_tokens == 0 { String::new() } else { format!(" ({} cached)", words::count(self.cached_tokens)) };
+        format!("{} prompt{cached} · {} completion", words::count(self.prompt_tokens), words::count(self.completion_tokens))
+    }
+
+    fn speed_words(&self, rate: f64) -> String {
+        let together = self.rows_in_batch.map_or(String::new(), |rows| format!(" · {rows:.1} rows together"));
+        format!("{} tokens/s over {}{together}", words::rate(rate), words::seconds(self.wall_seconds))
+    }
+}
+
+impl StageTimes {
+    fn words(&self) -> String {
+        let stages = [
+            ("media", self.media_ms),
+            ("encode", self.encode_ms),
+            ("queue", self.queue_ms),
+            ("prefill", self.prefill_ms),
+            ("decode", self.decode_ms),
+        ];
+        let shown = stages.into_iter().filter(|(stage, ms)| *ms > 0.0 || !["media", "encode"].contains(stage));
+        let shown = shown.map(|(stage, ms)| format!("{stage} {}", words::milliseconds(ms)));
+        format!("{} = {}", words::milliseconds(self.total_ms), shown.collect::<Vec<_>>().join(" + "))
+    }
+}
+
+/// A short table for people.
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = |name: &str, words: &str| writeln!(f, "  {name:<12} {words}");
+        line("rows", &self.rows_words())?;
+        if self.rows_ok > 0 {
+            line("tokens", &self.tokens_words())?;
+            if let Some(rate) = self.tokens_per_second {
+                line("speed", &self.speed_words(rate))?;
+            }
+            if let (Some(p50), Some(p95)) = (self.ttft_ms_p50, self.ttft_ms_p95) {
+                line("first token", &format!("{} median · {} p95", words::milliseconds(p50), words::milliseconds(p95)))?;
+            }
+            line("a row", &self.mean_ms.words())?;
+        }
+        for (at, (error, rows)) in self.errors.iter().enumerate() {
+            line(if at == 0 { "errors" } else { "" }, &format!("{} × {error}", words::count(*rows)))?;
+        }
+        if self.rows_failed > 0 {
+            line("failed rows", &self.output.join(FAILED_FILE).display().to_string())?;
+        }
+        let parts = if self.parts == 1 { "1 part".into() } else { format!("{} parts", words::count(self.parts)) };
+        line("results", &format!("{} ({parts})", self.output.join("part-*.parquet").display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_a_short_table() {
+        let summary = Summary {
+            job: "demo".into(),
+            model: "SmolLM2".into(),
+            output: "out/demo".into(),
+            parts: 2,
+            rows_ok: 9_997,
+            rows_failed: 3,
+            rows_resumed: 4_000,
+            failed_by_stage: BTreeMap::from([("manifest".into(), 1), ("prompt".into(), 2)]),
+            errors: vec![("prompt: the prompt has 3000 tokens".into(), 2), ("manifest: not JSON".into(), 1)],
+            prompt_tokens: 400_000,
+            cached_tokens: 12,
+            completion_tokens: 112_345,
+            ttft_ms_p50: Some(120.4),
+            ttft_ms_p95: Some(4_812.0),
+            mean_ms: StageTimes { queue_ms: 600.0, prefill_ms: 120.0, decode_ms: 300.0, total_ms: 1020.0, ..StageTimes::default() },
+            rows_in_batch: Some(24.06),
+            ..Summary::default()
+        };
+        insta::assert_snapshot!(summary.over(219.3).to_string(), @r"
+          rows         9,997 ok · 3 failed (1 manifest, 2 prompt) · 4,000 done before
+          tokens       400,000 prompt (12 cached) · 112,345 completion
+          speed        512 tokens/s over 3 min 39 s · 24.1 rows together
+          first token  120 ms median · 4.8 s p95
+          a row        1.0 s = queue 600 ms + prefill 120 ms + decode 300 ms
+          errors       2 × prompt: the prompt has 3000 tokens
+                       1 × manifest: not JSON
+          failed rows  out/demo/failed.jsonl
+          results      out/demo/part-*.parquet (2 parts)
+        ");
+    }
+
+    #[test]
+    fn a_summary_of_nothing_is_no_nonsense() {
+        let summary = Summary { output: "out".into(), ..Summary::default() };
+        insta::assert_snapshot!(summary.over(0.0).to_string(), @r"
+          rows         0 ok
+          results      out/part-*.parquet (0 parts)
+        ");
+    }
+}

@@ -1,0 +1,141 @@
+"""Reads a results folder with pyarrow and DuckDB, and fails unless both see the same rows and the schema of docs/output.md.
+
+    python tests/read_back.py DIR [--rows N]
+
+Needs pyarrow and duckdb. N is the number of rows that a complete run has.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+# Name, type, nullable; in the order of the file. docs/output.md is the reference.
+COLUMNS = [
+    ("id", pa.string(), False),
+    ("row", pa.uint64(), False),
+    ("source", pa.string(), False),
+    ("input_hash", pa.uint64(), False),
+    ("status", pa.string(), False),
+    ("error_stage", pa.string(), True),
+    ("error", pa.string(), True),
+    ("text", pa.string(), True),
+    ("finish_reason", pa.string(), True),
+    ("prompt_tokens", pa.uint32(), False),
+    ("image_tokens", pa.uint32(), False),
+    ("audio_tokens", pa.uint32(), False),
+    ("cached_tokens", pa.uint32(), False),
+    ("completion_tokens", pa.uint32(), False),
+    ("audio_seconds", pa.float64(), True),
+    ("media_ms", pa.float64(), True),
+    ("encode_ms", pa.float64(), True),
+    ("queue_ms", pa.float64(), True),
+    ("prefill_ms", pa.float64(), True),
+    ("ttft_ms", pa.float64(), True),
+    ("decode_ms", pa.float64(), True),
+    ("total_ms", pa.float64(), True),
+    ("tokens_per_second", pa.float64(), True),
+    ("rows_in_batch", pa.float64(), True),
+    ("started_at", pa.timestamp("us", tz="UTC"), True),
+    ("token_ids", pa.list_(pa.field("item", pa.uint32(), False)), True),
+    ("reference", pa.string(), True),
+    ("wer", pa.float64(), True),
+]
+KEPT_TYPES = {pa.string(), pa.int64(), pa.float64(), pa.bool_()}
+METADATA = ["schema_version", "job_hash", "manifest_hash", "model_id", "model_hash", "versions", "rows_failed"]
+
+
+def check_schema(part, kept):
+    schema = pq.read_schema(part)
+    names = set(schema.names)
+    own = [column for column in COLUMNS if column[0] != "token_ids" or "token_ids" in names]
+    for position, (name, kind, nullable) in enumerate(own):
+        field = schema.field(position)
+        assert field.name == name, f"{part}: column {position} is {field.name}, expected {name}"
+        same = field.type == kind or (pa.types.is_list(kind) and field.type.value_type == kind.value_type)
+        assert same, f"{part}: {name} is {field.type}, expected {kind}"
+        assert field.nullable == nullable, f"{part}: {name} nullable is {field.nullable}"
+    rest = [schema.field(position) for position in range(len(own), len(schema))]
+    assert [field.name for field in rest] == kept, f"{part}: keeps {[field.name for field in rest]}, run.json says {kept}"
+    for field in rest:
+        assert field.type in KEPT_TYPES and field.nullable, f"{part}: {field}"
+    metadata = pq.read_metadata(part).metadata
+    for key in METADATA:
+        assert metadata.get(f"mlxbatch.{key}".encode()), f"{part}: no metadata mlxbatch.{key}"
+    return schema
+
+
+def check_rows(table):
+    rows = table.to_pylist()
+    ids, numbers = [row["id"] for row in rows], [row["row"] for row in rows]
+    assert len(set(ids)) == len(ids), "an id is there twice"
+    assert len(set(numbers)) == len(numbers), "a row is there twice"
+    for row in rows:
+        ok = row["status"] == "ok"
+        assert ok or row["status"] == "failed", row
+        for name in ["error_stage", "error"]:
+            assert (row[name] is None) == ok, row
+        for name in ["text", "finish_reason", "ttft_ms", "decode_ms", "total_ms", "started_at"]:
+            assert (row[name] is not None) == ok, row
+        assert row["finish_reason"] in (None, "stop", "length"), row
+    return rows
+
+
+def check_failed(folder, rows):
+    path = folder / "failed.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    failed = {row["row"]: row for row in rows if row["status"] == "failed"}
+    assert len(lines) == len(failed), f"failed.jsonl has {len(lines)} lines, the parts have {len(failed)} failed rows"
+    for line in lines:
+        row = failed.pop(line["_row"])
+        assert (line["_error"], line["_error_stage"], line["_source"]) == (row["error"], row["error_stage"], row["source"]), line
+    return len(lines)
+
+
+def same(a, b):
+    return a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--rows", type=int)
+    arguments = parser.parse_args()
+    folder = arguments.folder
+
+    parts = sorted(folder.glob("part-*.parquet"))
+    assert parts, f"{folder} has no parts"
+    assert not list(folder.glob("*.tmp")), "a .tmp was left behind"
+    record = json.loads((folder / "run.json").read_text())
+    schemas = [check_schema(part, record["keep_columns"]) for part in parts]
+    assert all(schema.equals(schemas[0]) for schema in schemas), "parts differ in their schema"
+
+    arrow = pa.concat_tables([pq.read_table(part) for part in parts])
+    rows = check_rows(arrow)
+    failed = check_failed(folder, rows)
+    assert record["state"] != "complete" or (folder / "_SUCCESS").exists()
+    if arguments.rows is not None:
+        assert sorted(row["row"] for row in rows) == list(range(arguments.rows)), f"not each of {arguments.rows} rows is there"
+        assert (folder / "_SUCCESS").exists(), "no _SUCCESS"
+
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    table = connection.sql(f"SELECT * FROM read_parquet('{folder}/part-*.parquet') ORDER BY row").to_arrow_table()
+    names = table.column_names
+    assert names == arrow.column_names, f"DuckDB has {names}"
+    duck = table.to_pylist()
+    rows.sort(key=lambda row: row["row"])
+    assert len(duck) == len(rows), f"DuckDB has {len(duck)} rows, pyarrow {len(rows)}"
+    for ours, theirs in zip(rows, duck):
+        for name in names:
+            assert same(ours[name], theirs[name]), f"row {ours['row']}, {name}: pyarrow {ours[name]!r}, DuckDB {theirs[name]!r}"
+    print(f"{len(rows)} rows in {len(parts)} parts, {failed} failed: pyarrow and DuckDB agree")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
