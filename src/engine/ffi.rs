@@ -1,5 +1,7 @@
 //! The MLX operations that mlx-rs does not wrap. The only `unsafe` of this crate is here.
 
+use std::ffi::CStr;
+
 use mlx_rs::{Array, Stream};
 
 use super::EngineError;
@@ -144,5 +146,18 @@ pub fn gpu_memory_bytes() -> Option<u64> {
         }
         mlx_sys::mlx_device_free(device);
         bytes
+    }
+}
+
+/// MLX's own version.
+pub fn mlx_version() -> Option<String> {
+    // SAFETY: the string is copied before its handle is freed.
+    unsafe {
+        let mut text = mlx_sys::mlx_string_new();
+        let status = mlx_sys::mlx_version(&raw mut text);
+        let data = mlx_sys::mlx_string_data(text);
+        let version = (status == 0 && !data.is_null()).then(|| CStr::from_ptr(data).to_string_lossy().into_owned());
+        mlx_sys::mlx_string_free(text);
+        version
     }
 }

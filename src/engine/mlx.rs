@@ -36,6 +36,21 @@ pub struct MlxOptions {
     pub dtype: job::Dtype,
 }
 
+/// Whether a job's device is the GPU here, and the bytes a run may take on it: nine tenths of a GPU's memory, or seven tenths of
+/// what the system can give without swapping.
+pub fn device_memory(device: job::Device) -> (bool, u64) {
+    if device != job::Device::Cpu && ffi::gpu_available() {
+        let total = ffi::gpu_memory_bytes().or_else(|| memory::memory_limit().ok().map(|bytes| bytes as u64));
+        return (true, total.unwrap_or(0) / 10 * 9);
+    }
+    // What Linux says can be taken; elsewhere MLX's own limit.
+    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kibibytes| kibibytes * 1024)
+    });
+    (false, available.unwrap_or_else(|| memory::memory_limit().unwrap_or(0) as u64) / 10 * 7)
+}
+
 pub struct MlxEngine {
     model: Box<dyn Model>,
     cache: Cache,
@@ -105,20 +120,10 @@ impl MlxEngine {
 
     /// Bytes that the cache and the scratch of a step may take: what the device has less what it holds now, less a margin.
     pub fn kv_bytes_auto(&self) -> u64 {
+        let (_, bytes) = device_memory(if self.on_gpu { job::Device::Gpu } else { job::Device::Cpu });
         let held = memory::active_memory().unwrap_or(0) as u64;
-        if self.on_gpu {
-            let total = ffi::gpu_memory_bytes().or_else(|| memory::memory_limit().ok().map(|bytes| bytes as u64));
-            return (total.unwrap_or(0) / 10 * 9).saturating_sub(held);
-        }
-        // What Linux says can be taken without swapping; elsewhere MLX's own limit.
-        let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-            let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-            line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kibibytes| kibibytes * 1024)
-        });
-        match available {
-            Some(available) => available / 10 * 7,
-            None => (memory::memory_limit().unwrap_or(0) as u64 / 10 * 7).saturating_sub(held),
-        }
+        // On the CPU what the weights take is no longer among what is free.
+        if self.on_gpu { bytes.saturating_sub(held) } else { bytes }
     }
 
     pub fn device_name(&self) -> &'static str {

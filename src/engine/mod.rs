@@ -8,7 +8,8 @@ mod models;
 mod sample;
 mod weights;
 
-pub use mlx::{MlxEngine, MlxOptions};
+pub use ffi::mlx_version;
+pub use mlx::{MlxEngine, MlxOptions, device_memory};
 pub use weights::WeightError;
 
 use thiserror::Error;

@@ -141,8 +141,12 @@ fn read(mut source: Source, blocks: &SyncSender<Result<Block>>) -> Result<()> {
         for row in &block {
             refuse_changed(row, &source.done)?;
         }
-        let fed: Vec<Fed> =
-            block.into_par_iter().with_min_len(16).filter(|row| !source.done.contains(number(row))).map(|row| source.prepare(row)).collect();
+        let fed: Vec<Fed> = block
+            .into_par_iter()
+            .with_min_len(16)
+            .filter(|row| !source.done.contains(number(row)))
+            .map(|row| source.prepare(row))
+            .collect();
         stretch_bytes += fed.iter().map(bytes).sum::<usize>();
         stretch.extend(fed);
         let full = source.order == Order::Manifest || stretch.len() >= ORDERED_ROWS || stretch_bytes >= ORDERED_BYTES;

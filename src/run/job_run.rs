@@ -277,7 +277,8 @@ impl Run<'_> {
         vocabulary: u32,
     ) -> Result<()> {
         let request = pending.request.clone();
-        let unknown = request.prompt.iter().find(|&&token| token >= vocabulary).map(|token| format!("the prompt has the token {token}"));
+        let unknown =
+            request.prompt.iter().find(|&&token| token >= vocabulary).map(|token| format!("the prompt has the token {token}"));
         let unknown = unknown.or_else(|| {
             let biased = request.generation.logit_bias.keys().find(|&&token| token >= vocabulary);
             biased.map(|token| format!("logit_bias names the token {token}"))
@@ -345,8 +346,8 @@ impl Run<'_> {
 
     fn finish_row(&self, row: Active, finished: Finished, now: Instant) -> Row {
         let request = row.pending.request.clone();
-        let stopped_by_token =
-            finished.reason == FinishReason::Stop && finished.tokens.last().is_some_and(|token| request.stop_tokens.contains(token));
+        let stopped_by_token = finished.reason == FinishReason::Stop
+            && finished.tokens.last().is_some_and(|token| request.stop_tokens.contains(token));
         let spoken = &finished.tokens[..finished.tokens.len() - usize::from(stopped_by_token)];
         let text = final_text(self.prompter.tokens(), spoken, &request.generation.stop);
         let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
@@ -417,4 +418,3 @@ fn admitted(plan: &Plan, active: &mut HashMap<SequenceId, Active>) {
         }
     }
 }
-

@@ -1,0 +1,219 @@
+//! `mlxbatch check`: everything that can be known of a job without its weights.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use anyhow::Result;
+use bytesize::ByteSize;
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::{
+    Status,
+    open::{Model, weight_files},
+    print,
+};
+use crate::{
+    args, engine,
+    job::{Device, Dtype, Job, KvBudget},
+    manifest,
+    model::ModelSummary,
+    prompt::Prompter,
+};
+
+/// Prompts that are shown in full, and the characters of each.
+const PROMPTS_SHOWN: usize = 2;
+const PROMPT_CHARS: usize = 1200;
+/// Bad rows that are spelled out.
+const BAD_ROWS_SHOWN: usize = 10;
+
+/// What was found.
+#[derive(Debug, Serialize)]
+struct Found {
+    job: String,
+    model: String,
+    output: String,
+    rows: u64,
+    rows_good: u64,
+    rows_bad: u64,
+    /// The first of them: source and reason.
+    bad_rows: Vec<(String, String)>,
+    prompt_tokens_min: u32,
+    prompt_tokens_mean: f64,
+    prompt_tokens_max: u32,
+    prompt_tokens: u64,
+    /// Prompt and completion of the longest row.
+    row_tokens_max: u32,
+    kv_bytes_per_token: u64,
+    /// What the longest row keeps in the cache.
+    row_kv_bytes_max: u64,
+    kv_budget_bytes: u64,
+    /// The budget is an estimate: the run takes what the device has once the weights are loaded.
+    kv_budget_estimated: bool,
+    /// Rows as long as the longest that fit the budget together.
+    rows_together: u64,
+    prompts: Vec<Shown>,
+}
+
+#[derive(Debug, Serialize)]
+struct Shown {
+    id: String,
+    tokens: usize,
+    prompt: String,
+}
+
+pub fn check(args: &args::Check) -> Result<Status> {
+    let job = Job::read(&args.job.file, &args.job.set)?;
+    let model = Model::locate(&job)?;
+    let prompter = Arc::new(model.prompter(&job)?);
+    let found = find(&job, &model, &prompter, args.job.limit.unwrap_or(u64::MAX))?;
+    let text = if args.json { serde_json::to_string_pretty(&found)? + "\n" } else { describe(&job, &found) };
+    print(&text)?;
+    Ok(if found.rows_bad > 0 { Status::SomeRowsFailed } else { Status::Ok })
+}
+
+fn find(job: &Job, model: &Model, prompter: &Prompter, limit: u64) -> Result<Found> {
+    let mut manifest = manifest::open(&job.input)?;
+    let mut found = Found {
+        job: job.name.clone(),
+        model: job.model.path.clone(),
+        output: job.output.display().to_string(),
+        rows: 0,
+        rows_good: 0,
+        rows_bad: 0,
+        bad_rows: Vec::new(),
+        prompt_tokens_min: u32::MAX,
+        prompt_tokens_mean: 0.0,
+        prompt_tokens_max: 0,
+        prompt_tokens: 0,
+        row_tokens_max: 0,
+        kv_bytes_per_token: 0,
+        row_kv_bytes_max: 0,
+        kv_budget_bytes: 0,
+        kv_budget_estimated: false,
+        rows_together: 0,
+        prompts: Vec::new(),
+    };
+    while found.rows < limit
+        && let Some(mut block) = manifest.next_block()?
+    {
+        block.truncate(usize::try_from(limit - found.rows).unwrap_or(usize::MAX));
+        found.rows += block.len() as u64;
+        let prepared: Vec<_> = block
+            .into_par_iter()
+            .with_min_len(16)
+            .map(|row| match row {
+                Ok(item) => prompter.prepare(&item).map(|prepared| (item.id, prepared)).map_err(|error| (item.source, error)),
+                Err(bad) => Err((bad.source, bad.error)),
+            })
+            .collect();
+        for row in prepared {
+            match row {
+                Ok((id, prepared)) => {
+                    let request = prepared.request;
+                    let tokens = request.prompt.len() as u32;
+                    found.rows_good += 1;
+                    found.prompt_tokens += u64::from(tokens);
+                    found.prompt_tokens_min = found.prompt_tokens_min.min(tokens);
+                    found.prompt_tokens_max = found.prompt_tokens_max.max(tokens);
+                    found.row_tokens_max = found.row_tokens_max.max(request.reserved_tokens());
+                    if found.prompts.len() < PROMPTS_SHOWN {
+                        found.prompts.push(Shown { id, tokens: request.prompt.len(), prompt: prepared.rendered });
+                    }
+                }
+                Err(bad) => {
+                    found.rows_bad += 1;
+                    if found.bad_rows.len() < BAD_ROWS_SHOWN {
+                        found.bad_rows.push(bad);
+                    }
+                }
+            }
+        }
+    }
+    if found.rows_good > 0 {
+        found.prompt_tokens_mean = found.prompt_tokens as f64 / found.rows_good as f64;
+    } else {
+        found.prompt_tokens_min = 0;
+    }
+    price(job, model, &mut found)?;
+    Ok(found)
+}
+
+/// What rows will cost, told by the configuration alone.
+fn price(job: &Job, model: &Model, found: &mut Found) -> Result<()> {
+    let Model::Files(files) = model else { return Ok(()) };
+    let summary = ModelSummary::new(files, true)?;
+    let (on_gpu, memory_bytes) = engine::device_memory(job.model.device);
+    let element_bytes = match job.model.dtype {
+        Dtype::Float32 => 4,
+        Dtype::Auto if !on_gpu => 4,
+        _ => 2,
+    };
+    let (full, window) = summary.kv_bytes_per_token(element_bytes);
+    let window_tokens = summary.window_tokens.unwrap_or(u32::MAX).min(found.row_tokens_max);
+    found.kv_bytes_per_token = full + window;
+    found.row_kv_bytes_max = full * u64::from(found.row_tokens_max) + window * u64::from(window_tokens);
+    let weights: u64 = if on_gpu {
+        weight_files(files).iter().filter_map(|file| fs_err::metadata(file).ok()).map(|metadata| metadata.len()).sum()
+    } else {
+        summary.parameters * 4
+    };
+    (found.kv_budget_bytes, found.kv_budget_estimated) = match job.batching.kv_budget {
+        KvBudget::Bytes(bytes) => (bytes, false),
+        KvBudget::Auto => (memory_bytes.saturating_sub(weights), true),
+    };
+    found.rows_together = found.kv_budget_bytes.checked_div(found.row_kv_bytes_max).unwrap_or(0).min(u64::from(job.batching.rows));
+    Ok(())
+}
+
+fn describe(job: &Job, found: &Found) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, words: &str| {
+        let _ = writeln!(text, "  {name:<12} {words}");
+    };
+    line("job", &format!("{} ({})", found.job, job.file.display()));
+    line("model", &format!("{} on {}", found.model, device(job.model.device)));
+    line("rows", &format!("{} good · {} bad", found.rows_good, found.rows_bad));
+    if found.rows_good > 0 {
+        line(
+            "prompts",
+            &format!(
+                "{} to {} tokens, {:.0} on average, {} in all",
+                found.prompt_tokens_min, found.prompt_tokens_max, found.prompt_tokens_mean, found.prompt_tokens
+            ),
+        );
+    }
+    if found.kv_bytes_per_token > 0 {
+        let size = |bytes: u64| ByteSize(bytes).to_string();
+        let estimated = if found.kv_budget_estimated { " (about: what is free now, less the weights)" } else { "" };
+        line("a token", &format!("{} of cache", size(found.kv_bytes_per_token)));
+        line("longest row", &format!("{} tokens, {} of cache", found.row_tokens_max, size(found.row_kv_bytes_max)));
+        line("budget", &format!("{}{estimated}", size(found.kv_budget_bytes)));
+        line("together", &format!("{} rows of that length, of batching.rows = {}", found.rows_together, job.batching.rows));
+        if found.rows_together == 0 {
+            line("", "the longest row does not fit: raise batching.kv_budget, or lower generation.max_tokens");
+        }
+    }
+    line("output", &found.output);
+    for (source, reason) in &found.bad_rows {
+        line("bad row", &format!("{source}: {reason}"));
+    }
+    if found.rows_bad as usize > found.bad_rows.len() {
+        line("", &format!("… and {} more", found.rows_bad as usize - found.bad_rows.len()));
+    }
+    for shown in &found.prompts {
+        let _ = writeln!(text, "\n  prompt of {} ({} tokens):", shown.id, shown.tokens);
+        let cut: String = shown.prompt.chars().take(PROMPT_CHARS).collect();
+        for prompt_line in cut.lines() {
+            let _ = writeln!(text, "  | {prompt_line}");
+        }
+        if cut.len() < shown.prompt.len() {
+            let _ = writeln!(text, "  | … ({} characters more)", shown.prompt.chars().count() - PROMPT_CHARS);
+        }
+    }
+    text
+}
+
+fn device(device: Device) -> &'static str {
+    let (on_gpu, _) = engine::device_memory(device);
+    if on_gpu { "the GPU" } else { "the CPU" }
+}
