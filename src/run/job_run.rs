@@ -19,7 +19,6 @@ use super::{
 };
 use crate::{
     args,
-    engine::Engine,
     job::Job,
     manifest,
     prompt::{Prompter, StopStrings, final_text},
@@ -93,7 +92,8 @@ pub fn run(args: &args::Run) -> Result<Status> {
     results.finish(end, &mut summary)?;
     if let Err(error) = outcome {
         results.reporter.handle(&Event::Failed { error: format!("{error:#}") });
-        return Err(error);
+        // The reporter has said so, unless it was told to say nothing.
+        return if args.progress == args::Progress::None { Err(error) } else { Ok(Status::Failed) };
     }
     if interrupted {
         let rows_done = rows_resumed + summary.rows_ok + summary.rows_failed;
