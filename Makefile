@@ -28,6 +28,7 @@ goldens: fixtures smollm2 ## have mlx-lm compute goldens/ again; review the diff
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES) goldens/models
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES)/gguf goldens/gguf
 	$(PYTHON) fixtures/smollm2_golden.py $(MODELS)/smollm2/dense goldens/smollm2-greedy.json
+	$(PYTHON) fixtures/planted_faults.py $(FIXTURES) goldens/models
 
 bench: release smollm2 ## tokens a second beside mlx-lm's, and a million rows without a model; takes a quarter of an hour
 	$(PYTHON) tests/bench_generate.py target/release/mlxbatch $(SMOLLM2) $(MODELS)/smollm2
