@@ -44,7 +44,7 @@ def run_mlxbatch(binary, model, manifest, rows, prompts, max_tokens):
 
 
 def measured(output, rows):
-    results = pq.read_table(output).sort_by("row").to_pylist()
+    results = pq.read_table(sorted(output.glob("part-*.parquet"))).sort_by("row").to_pylist()
     failed = [row for row in results if row["status"] != "ok"]
     if failed:
         sys.exit(f"mlxbatch failed on {len(failed)} rows, the first: {failed[0]['error']}")
