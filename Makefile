@@ -1,4 +1,4 @@
-# `make demo` runs the quickstart job on a real model; `make test` runs the tests. Both set up what they need, inside this folder, once.
+# `make demo` runs the quickstart job on a real model; `make test` runs the tests. Both first set up what they need, in this folder.
 SHELL := bash
 MODELS := $(CURDIR)/.models
 FIXTURES := $(CURDIR)/.fixtures

@@ -2,9 +2,10 @@
 
     python tests/bench_generate.py MLXBATCH MODEL.gguf MODEL_FOLDERS [--rows 1,8,32] [--max-tokens 32] [--prompts-per-row 2]
 
-MODEL_FOLDERS holds `quantized` and `dense`, made by fixtures/convert_smollm2.py from the same file. mlx-lm runs as it comes (`quantized`), and, for a
-second opinion, on dense float32 weights (`dense`; on Linux with the OpenBLAS that mlxbatch links). Loading counts for nobody: the clock of
-mlxbatch runs from the first row's admission to the last row's end, both read from its Parquet files.
+MODEL_FOLDERS holds `quantized` and `dense`, made by fixtures/convert_smollm2.py from the same file. mlx-lm runs as it comes
+(`quantized`), and, for a second opinion, on dense float32 weights (`dense`; on Linux with the OpenBLAS that mlxbatch links).
+Loading counts for nobody: the clock of mlxbatch runs from the first row's admission to the last row's end, both read from its
+Parquet files.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from transformers import AutoTokenizer
 
-SUBJECTS = "the sea, winter, bread, a lost key, trains, the moon, honey bees, old maps, rivers, chess, glass, salt, wool, the desert, clocks, bridges".split(", ")
+SUBJECTS = ["the sea", "winter", "bread", "a lost key", "trains", "the moon", "honey bees", "old maps"]
+SUBJECTS += ["rivers", "chess", "glass", "salt", "wool", "the desert", "clocks", "bridges"]
 TASKS = [
     "Write a short paragraph about {}.",
     "Name five things that have to do with {} and say why for each of them.",
@@ -32,9 +34,27 @@ def run_mlxbatch(binary, model, manifest, rows, prompts, max_tokens):
     output = OUT / f"mlxbatch-{rows}"
     job = OUT / "job.toml"
     job.write_text(
-        f'[job]\nname = "bench"\ntask = "generate"\noutput = "mlxbatch"\n\n[model]\npath = "{model.resolve()}"\n\n'
-        f'[input]\nmanifest = ["{manifest.name}"]\n\n[generation]\nmax_tokens = {max_tokens}\n\n[batching]\nrows = {rows}\norder = "manifest"\n\n'
-        f"[results]\ntoken_ids = true\n"
+        f"""[job]
+name = "bench"
+task = "generate"
+output = "mlxbatch"
+
+[model]
+path = "{model.resolve()}"
+
+[input]
+manifest = ["{manifest.name}"]
+
+[generation]
+max_tokens = {max_tokens}
+
+[batching]
+rows = {rows}
+order = "manifest"
+
+[results]
+token_ids = true
+"""
     )
     command = [binary, "run", job, "--output", output, "--limit", str(prompts), "--fresh", "--progress", "none"]
     finished = subprocess.run(list(map(str, command)), capture_output=True, text=True)
@@ -94,33 +114,41 @@ def main():
     all_rows = [int(rows) for rows in args.rows.split(",")]
 
     OUT.mkdir(parents=True, exist_ok=True)
-    texts = [TASKS[i % len(TASKS)].format(SUBJECTS[(i // len(TASKS)) % len(SUBJECTS)]) for i in range(max(all_rows) * args.prompts_per_row)]
+    texts = [
+        TASKS[i % len(TASKS)].format(SUBJECTS[(i // len(TASKS)) % len(SUBJECTS)])
+        for i in range(max(all_rows) * args.prompts_per_row)
+    ]
     manifest = OUT / "prompts.jsonl"
     manifest.write_text("".join(json.dumps({"id": f"bench-{i:03}", "prompt": text}) + "\n" for i, text in enumerate(texts)))
     tokenizer = AutoTokenizer.from_pretrained(args.folders / "dense")
-    rendered = [tokenizer.apply_chat_template([{"role": "user", "content": t}], tokenize=False, add_generation_prompt=True) for t in texts]
+    rendered = [
+        tokenizer.apply_chat_template([{"role": "user", "content": t}], tokenize=False, add_generation_prompt=True) for t in texts
+    ]
     prompts = OUT / "prompts.json"
     prompts.write_text(json.dumps([tokenizer.encode(text, add_special_tokens=False) for text in rendered]))
     stops = {tokenizer.eos_token_id}
 
     blas = Path(".mlx/mlx/lib/libmlxblas.so").resolve()
     blas = blas if blas.exists() else None
-    ours = {rows: run_mlxbatch(args.mlxbatch, args.model, manifest, rows, rows * args.prompts_per_row, args.max_tokens) for rows in all_rows}
+    ours = {
+        rows: run_mlxbatch(args.mlxbatch, args.model, manifest, rows, rows * args.prompts_per_row, args.max_tokens)
+        for rows in all_rows
+    }
     dense = run_mlx_lm(args.folders / "dense", prompts, args, blas)
     quantized = run_mlx_lm(args.folders / "quantized", prompts, args)
 
     print(f"output tokens a second, prompt included in the time; {os.cpu_count()} cores; at most {args.max_tokens} tokens a prompt")
-    print("| rows | prompts | prompt + output tokens | mlxbatch | mlx-lm | ratio | mlx-lm, dense float32 | ratio | same tokens as dense |")
+    print("| rows | prompts | prompt + output tokens | mlxbatch | mlx-lm | ratio | mlx-lm float32 | ratio | same tokens |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for rows in all_rows:
         a, b, c = ours[rows], quantized[rows], dense[rows]
         if a["prompt_tokens"] != b["prompt_tokens"]:
             sys.exit(f"the prompts differ: {a['prompt_tokens']} tokens for mlxbatch, {b['prompt_tokens']} for mlx-lm")
         speed, peer, other = (x["output_tokens_per_second"] for x in (a, b, c))
-        print(
-            f"| {rows} | {a['prompts']} | {a['prompt_tokens']} + {a['output_tokens']} | {speed} | {peer} | {speed / peer:.1f} | {other} | {speed / other:.1f} "
-            f"| {same(a['token_ids'], c['token_ids'], stops)} of {a['prompts']} |"
-        )
+        agree = same(a["token_ids"], c["token_ids"], stops)
+        cells = [rows, a["prompts"], f"{a['prompt_tokens']} + {a['output_tokens']}", speed, peer, f"{speed / peer:.1f}"]
+        cells += [other, f"{speed / other:.1f}", f"{agree} of {a['prompts']}"]
+        print(f"| {' | '.join(map(str, cells))} |")
     for result in (*ours.values(), *quantized.values(), *dense.values()):
         del result["token_ids"]
     (OUT / "generate.json").write_text(json.dumps({"mlxbatch": ours, "mlx_lm": quantized, "mlx_lm_dense": dense}, indent=1))

@@ -2,8 +2,8 @@
 
     python tests/bench_mlx_lm.py MODEL_FOLDER PROMPTS.json --rows 1,8,32 --max-tokens 32 [--prompts-per-row 2]
 
-PROMPTS.json is a list of lists of token ids. At each number of rows the first `rows × prompts-per-row` prompts are generated greedily, after a warm-up
-of one prompt; loading is not counted. Prints one JSON object a line.
+PROMPTS.json is a list of lists of token ids. At each number of rows the first `rows × prompts-per-row` prompts are generated
+greedily, after a warm-up of one prompt; loading is not counted. Prints one JSON object a line.
 """
 
 import argparse

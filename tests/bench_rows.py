@@ -1,6 +1,6 @@
 """What `mlxbatch` costs without a model: a manifest of a million rows through the fake engine, then a resume that finds all done.
 
-    python tests/bench_rows.py MLXBATCH [--rows 1000000] [--max-tokens 4]
+python tests/bench_rows.py MLXBATCH [--rows 1000000] [--max-tokens 4]
 """
 
 import argparse
@@ -37,8 +37,26 @@ def main():
         manifest.writelines(f'{{"id": "row-{i:07}", "prompt": "Say something about the number {i}."}}\n' for i in range(args.rows))
     job = OUT / "rows.toml"
     job.write_text(
-        '[job]\nname = "rows"\ntask = "generate"\noutput = "rows"\n\n[model]\npath = "fake"\n\n[input]\nmanifest = ["rows.jsonl"]\n\n'
-        f"[generation]\nmax_tokens = {args.max_tokens}\n\n[batching]\nrows = 256\n\n[results]\nrows_per_part = 100000\n"
+        f"""[job]
+name = "rows"
+task = "generate"
+output = "rows"
+
+[model]
+path = "fake"
+
+[input]
+manifest = ["rows.jsonl"]
+
+[generation]
+max_tokens = {args.max_tokens}
+
+[batching]
+rows = 256
+
+[results]
+rows_per_part = 100000
+"""
     )
     shutil.rmtree(OUT / "rows", ignore_errors=True)
     wall, memory = run(binary, "run", job, "--progress", "none")
