@@ -1,0 +1,68 @@
+# `make demo` runs the quickstart job on a real model; `make test` runs the tests. Both first set up what they need, in this folder.
+SHELL := bash
+MODELS := $(CURDIR)/.models
+FIXTURES := $(CURDIR)/.fixtures
+PYTHON := $(CURDIR)/.oracle/bin/python
+SMOLLM2 := $(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf
+# Without cargo-nextest, which runs each test in a process of its own, tests take turns: MLX wants one thread.
+NEXTEST := $(shell cargo nextest --version 2>/dev/null)
+TEST := $(if $(NEXTEST),cargo nextest run --locked,cargo test --locked -- --test-threads=1)
+TEST_ALL := $(if $(NEXTEST),cargo nextest run --locked --run-ignored all,cargo test --locked -- --include-ignored --test-threads=1)
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: demo build test test-models goldens bench fmt lint clean help setup release model oracle fixtures smollm2
+
+demo: release model ## build, fetch SmolLM2 (98 MB), run jobs/quickstart.toml
+	target/release/mlxbatch run jobs/quickstart.toml
+
+build: setup ## build for development
+	cargo build --locked
+
+test: setup ## the tests that need nothing but this folder
+	$(TEST)
+
+test-models: setup fixtures ## all tests, with SmolLM2, every tiny checkpoint and Python's Parquet readers
+	@fixtures/fetch_models.sh || echo "test-models: going on without; tests that need it are skipped by name" >&2
+	MLXBATCH_MODELS=$(MODELS) MLXBATCH_FIXTURES=$(FIXTURES) MLXBATCH_PYTHON=$(PYTHON) $(TEST_ALL)
+
+goldens: fixtures smollm2 ## have mlx-lm compute goldens/ again; review the difference like code
+	$(PYTHON) fixtures/make_goldens.py $(FIXTURES) goldens/models
+	$(PYTHON) fixtures/make_goldens.py $(FIXTURES)/gguf goldens/gguf
+	$(PYTHON) fixtures/smollm2_golden.py $(MODELS)/smollm2/dense goldens/smollm2-greedy.json
+	$(PYTHON) fixtures/planted_faults.py $(FIXTURES) goldens/models
+
+bench: release smollm2 ## tokens a second beside mlx-lm's, and a million rows without a model; takes a quarter of an hour
+	$(PYTHON) tests/bench_generate.py target/release/mlxbatch $(SMOLLM2) $(MODELS)/smollm2
+	$(PYTHON) tests/bench_rows.py target/release/mlxbatch
+
+fmt: ## format the sources
+	cargo fmt
+
+lint: setup ## what CI checks before the tests
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+
+clean: ## remove what was built and what jobs wrote; `git clean -xfd` removes fetched things too
+	rm -rf target out .fixtures
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# What the above need.
+setup:
+	@.linux/setup.sh
+
+release: setup
+	cargo build --release --locked
+
+model:
+	@fixtures/fetch_models.sh
+
+oracle:
+	@fixtures/oracle.sh
+
+fixtures: oracle
+	@fixtures/make_fixtures.sh $(FIXTURES)
+
+smollm2: oracle model
+	@[ -f $(MODELS)/smollm2/quantized/tokenizer.json ] || $(PYTHON) fixtures/convert_smollm2.py $(SMOLLM2) $(MODELS)/smollm2
