@@ -332,11 +332,20 @@ impl RowTemplate {
         let asked = self.columns.iter().filter_map(|name| columns.get_key_value(name));
         let variables = minijinja::Value::from_pairs(asked.map(|(name, value)| (name.as_str(), marked_value(value, &mark))));
         let template = self.environment.get_template(ROW_TEMPLATE).map_err(|error| error.to_string())?;
-        template.render(variables).map_err(|error| match self.columns.iter().find(|name| !columns.contains_key(*name)) {
-            Some(missing) if error.kind() == ErrorKind::UndefinedError => {
-                format!("prompt.template uses the column {missing:?}, which this row does not have{}", nearest(missing, columns))
+        template.render(variables).map_err(|error| {
+            if error.kind() != ErrorKind::UndefinedError {
+                let reason = error.detail().map_or_else(|| error.to_string(), str::to_owned);
+                return format!("prompt.template fails on this row: {reason}");
             }
-            _ => format!("prompt.template fails on this row: {}", error.detail().map_or_else(|| error.to_string(), str::to_owned)),
+            let at = error.range().and_then(|range| template.source().get(range)).unwrap_or_default();
+            let mut missing: Vec<&String> = self.columns.iter().filter(|name| !columns.contains_key(*name)).collect();
+            missing.sort_by_key(|name| (!at.contains(name.as_str()), template.source().find(name.as_str())));
+            match missing.first() {
+                Some(name) => {
+                    format!("prompt.template uses the column {name:?}, which this row does not have{}", nearest(name, columns))
+                }
+                None => format!("prompt.template uses something that this row's columns do not have: {error}"),
+            }
         })
     }
 }

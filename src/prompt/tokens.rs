@@ -9,13 +9,16 @@ use tokenizers::tokenizer::pre_tokenizer::{OffsetType, PreTokenizedString};
 use tokenizers::{Model as _, NormalizedString, Normalizer as _, OffsetReferential, PreTokenizer as _, Tokenizer};
 
 use super::conversation::map_texts;
-use super::template::Message;
+use super::template::{Content, Message, Part};
 use super::vocabulary::{self, VocabularyError};
 use crate::model::{ModelError, ModelFiles};
 
 /// Around a control token that came from a row. Noncharacters, which Unicode keeps for use inside a program: text loses them.
 const MARK_START: char = '\u{fdd0}';
 const MARK_END: char = '\u{fdd1}';
+/// Behind the first character of a special token, so that one whose marks a template cut off is still no token.
+const MARK_INSIDE: char = '\u{fdd2}';
+const MARKS: [char; 3] = [MARK_START, MARK_END, MARK_INSIDE];
 
 #[derive(Debug, Error)]
 pub enum TokensError {
@@ -39,7 +42,8 @@ pub struct Tokens {
     kind: Kind,
     /// Finds control tokens in a row's text.
     control: Option<AhoCorasick>,
-    control_texts: Vec<String>,
+    /// Its patterns, sorted, and whether each is a special token.
+    control_texts: Vec<(String, bool)>,
 }
 
 #[derive(Debug)]
@@ -85,20 +89,21 @@ impl Tokens {
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
         tokenizer.with_padding(None);
         let added = tokenizer.get_added_tokens_decoder();
-        let mut control_texts: Vec<String> = added
+        let mut control_texts: Vec<(String, bool)> = added
             .values()
             .filter(|token| {
                 let written = |template: &str| template.contains(&token.content);
                 let blank = token.content.chars().all(super::python::is_space);
                 !token.content.is_empty() && (token.special || (!blank && template.is_some_and(written)))
             })
-            .map(|token| token.content.clone())
+            .map(|token| (token.content.clone(), token.special))
             .collect();
         control_texts.sort();
         let control = if control_texts.is_empty() {
             None
         } else {
-            let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&control_texts);
+            let automaton =
+                AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(control_texts.iter().map(|(text, _)| text));
             Some(automaton.map_err(|error| format!("its control tokens: {error}"))?)
         };
         Ok(Self { kind: Kind::Model(Box::new(tokenizer)), control, control_texts })
@@ -107,11 +112,7 @@ impl Tokens {
     /// Wraps the control tokens in a row's text in marks, so that [`Tokens::encode_marked`] writes them as ordinary text. Marks
     /// already in the text are dropped.
     pub fn mark<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let text = if text.contains([MARK_START, MARK_END]) {
-            Cow::Owned(text.replace([MARK_START, MARK_END], ""))
-        } else {
-            Cow::Borrowed(text)
-        };
+        let text = if text.contains(MARKS) { Cow::Owned(text.replace(MARKS, "")) } else { Cow::Borrowed(text) };
         let Some(control) = &self.control else { return text };
         if control.find(text.as_bytes()).is_none() {
             return text;
@@ -121,7 +122,15 @@ impl Tokens {
         for found in control.find_iter(text.as_bytes()) {
             marked.push_str(&text[done..found.start()]);
             marked.push(MARK_START);
-            marked.push_str(&text[found.range()]);
+            let token = &text[found.range()];
+            let special = self.control_texts.get(found.pattern().as_usize()).is_none_or(|(_, special)| *special);
+            let first = token.chars().next().filter(|_| special).map_or(0, char::len_utf8);
+            marked.push_str(&token[..first]);
+            // A template may look for other tokens in what it is given, as Qwen's looks for the end of an answer's reasoning.
+            if special {
+                marked.push(MARK_INSIDE);
+            }
+            marked.push_str(&token[first..]);
             marked.push(MARK_END);
             done = found.end();
         }
@@ -130,17 +139,37 @@ impl Tokens {
     }
 
     /// [`Tokens::mark`] for every string of a conversation.
+    ///
+    /// Templates join the parts of a message, often trimmed: parts that would make a control token together are kept apart.
     pub fn mark_messages(&self, messages: &mut [Message]) {
         map_texts(messages, |text| self.mark(text));
+        for message in messages {
+            if let Content::Parts(parts) = &mut message.content
+                && self.join_into_control(parts)
+            {
+                parts.iter_mut().for_each(|part| part.text.insert(0, MARK_START));
+            }
+        }
+    }
+
+    /// Whether a control token would span two parts, written one after the other as they are or trimmed.
+    fn join_into_control(&self, parts: &[Part]) -> bool {
+        let Some(control) = self.control.as_ref().filter(|_| parts.len() > 1) else { return false };
+        let spans = |text: fn(&str) -> &str| {
+            let mut joined = String::new();
+            let mut ends = Vec::with_capacity(parts.len());
+            for part in parts {
+                joined.push_str(text(&Self::unmarked(&part.text)));
+                ends.push(joined.len());
+            }
+            control.find_iter(&joined).any(|found| ends.iter().any(|&end| found.start() < end && end < found.end()))
+        };
+        spans(|text| text) || spans(str::trim)
     }
 
     /// The text without its marks.
     pub fn unmarked(text: &str) -> Cow<'_, str> {
-        if text.contains([MARK_START, MARK_END]) {
-            Cow::Owned(text.replace([MARK_START, MARK_END], ""))
-        } else {
-            Cow::Borrowed(text)
-        }
+        if text.contains(MARKS) { Cow::Owned(text.replace(MARKS, "")) } else { Cow::Borrowed(text) }
     }
 
     /// Ids of a text whose control tokens mean what they say. `add_special_tokens` puts those around it that the tokenizer puts
@@ -163,7 +192,7 @@ impl Tokens {
         let Kind::Model(tokenizer) = &self.kind else {
             return self.encode(&Self::unmarked(text), add_special_tokens);
         };
-        let Some(first) = text.find([MARK_START, MARK_END]) else {
+        let Some(first) = text.find(MARKS) else {
             return self.encode(text, add_special_tokens);
         };
         let mut ids = self.encode(&text[..first], add_special_tokens)?;
@@ -171,17 +200,21 @@ impl Tokens {
         let mut rest = &text[first..];
         while let Some(mark) = rest.chars().next() {
             rest = &rest[mark.len_utf8()..];
-            let next = rest.find([MARK_START, MARK_END]).unwrap_or(rest.len());
-            let (piece, after) = rest.split_at(next);
-            let whole = mark == MARK_START && after.starts_with(MARK_END) && self.is_control(piece);
-            if whole {
-                let piece_ids = behind_newline(piece, &newline, |text| encode_plain(tokenizer, text))?;
-                if tokenizer.token_to_id(piece).is_some_and(|id| piece_ids.contains(&id)) {
-                    return Err(TokensError::Control { token: piece.to_owned() });
+            if mark == MARK_START
+                && let Some((inside, after)) = rest.split_once(MARK_END)
+                && let token = inside.replacen(MARK_INSIDE, "", 1)
+                && self.is_control(&token)
+            {
+                let token_ids = behind_newline(&token, &newline, |text| encode_plain(tokenizer, text))?;
+                if tokenizer.token_to_id(&token).is_some_and(|id| token_ids.contains(&id)) {
+                    return Err(TokensError::Control { token });
                 }
-                ids.extend(piece_ids);
-            } else if !piece.is_empty() {
-                // A template's own string method parted a pair of marks, or this is what follows one.
+                ids.extend(token_ids);
+                rest = after;
+            }
+            // A mark alone is left of a pair that the template parted, and still parts the text.
+            let (piece, after) = rest.split_at(rest.find(MARKS).unwrap_or(rest.len()));
+            if !piece.is_empty() {
                 ids.extend(behind_newline(piece, &newline, |text| self.encode(text, false))?);
             }
             rest = after;
@@ -190,7 +223,7 @@ impl Tokens {
     }
 
     fn is_control(&self, text: &str) -> bool {
-        self.control_texts.binary_search_by(|control| control.as_str().cmp(text)).is_ok()
+        self.control_texts.binary_search_by(|(control, _)| control.as_str().cmp(text)).is_ok()
     }
 
     /// The text of a whole sequence, special tokens left out.

@@ -1,1 +1,2 @@
+mod model;
 mod prompt;
