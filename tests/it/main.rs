@@ -1,3 +1,4 @@
 mod jobs;
 mod manifest;
+mod prompt;
 mod schedule;
