@@ -1,5 +1,7 @@
 //! The MLX operations that mlx-rs does not wrap. The only `unsafe` of this crate is here.
 
+#![expect(unsafe_code, reason = "calls into mlx-c; each block says why it is sound")]
+
 use std::ffi::CStr;
 
 use mlx_rs::{Array, Stream};

@@ -228,6 +228,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         /// The csv crate, asked as the oracle, agrees wherever framing finds no fault.
         #[test]
         fn framing_and_splitting_agree_with_the_csv_crate(text in "[\",\nab]{0,40}") {

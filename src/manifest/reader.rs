@@ -231,6 +231,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn every_line_of_arbitrary_bytes_is_accounted_for(content in proptest::collection::vec(any::<u8>(), 0..200)) {
             every_line_is_accounted_for("rows.jsonl", &content, LIMITS)?;

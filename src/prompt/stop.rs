@@ -165,6 +165,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn joined_text_equals_the_whole(text in "\\PC{0,40}") {
             prop_assume!(!text.contains(char::REPLACEMENT_CHARACTER));

@@ -34,6 +34,7 @@ impl Bar {
     }
 
     /// Prints above the bar.
+    #[expect(clippy::print_stderr, reason = "progress goes to standard error")]
     pub fn print(&self, text: &str) {
         self.bar.suspend(|| eprintln!("{text}"));
     }

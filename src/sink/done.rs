@@ -65,6 +65,7 @@ impl Done {
     /// Row numbers alone.
     pub(super) fn row_set(&self) -> RowSet {
         let mut rows = RowSet::default();
+        #[expect(clippy::iter_over_hash_type, reason = "a set is made of a map")]
         for (&page, content) in &self.pages {
             rows.pages.insert(page, content.present);
         }

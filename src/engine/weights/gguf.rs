@@ -37,6 +37,7 @@ pub fn read(path: &Path, config: &Value) -> Result<BTreeMap<String, Array>, Weig
     let (heads, kv_heads) = (number("num_attention_heads"), number("num_key_value_heads"));
     let file = GgufFile::load(path).map_err(|error| fail(explain(&error.to_string())))?;
     let mut tensors = BTreeMap::new();
+    #[expect(clippy::iter_over_hash_type, reason = "what goes round ends in a sorted map")]
     for (name, array) in file.arrays().map_err(|error| fail(error.to_string()))? {
         let Some(renamed) = rename(&name, family) else {
             return Err(fail(format!("it holds a tensor '{name}', which no supported family has")));

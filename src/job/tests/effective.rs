@@ -366,6 +366,8 @@ fn job() -> impl Strategy<Value = Job> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn effective_job_is_the_job(job in job()) {
         let toml = job.effective_toml();
