@@ -6,7 +6,7 @@
 //! Item -> Request -> Plan -> Sampled -> Finished -> Row
 //! ```
 //!
-//! Modules are declared in reading order, and each imports only from those before it, which `tests/it/tidy.rs` holds them to:
+//! Modules are declared in reading order, and each imports only from those before it, which `tests/it/tidy/` holds them to:
 //! [`args`] is what was typed, [`job`] what it means; [`manifest`] reads rows into [`manifest::Item`]s; [`model`] says what a
 //! model's files hold; [`schedule`] decides what each step computes; [`prompt`] turns an item into a [`schedule::Request`];
 //! [`engine`] computes plans; [`sink`] keeps the rows; [`report`] tells people. Only [`run`] sees all of them.

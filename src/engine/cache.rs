@@ -205,6 +205,7 @@ impl Cache {
             let values = ops::concatenate(&[&past(&stored.values)?, values], 2)?;
             fast::scaled_dot_product_attention(queries, keys, values, scale, causal, None)?
         } else {
+            #[expect(clippy::expect_used, reason = "`whole` is true without a window")]
             let window = window.expect("a layer without a window is always whole");
             let past_tokens = start.min(window - 1);
             let past = |array: &Array, new: &Array| -> Result<Array, EngineError> {

@@ -1,8 +1,8 @@
 //! CSV and TSV rows. Format: RFC 4180, with `\n` or `\r\n` line ends, and a tab in a comma's place for TSV.
 //!
-//! A row is first framed: [`scan`] finds whether a line ends its row, in the reader's own thread. [`Header::columns_of`] then splits
-//! the row, on any thread. Both read as the csv crate does (the tests hold them against it) but for one thing: text after a closing
-//! quote is a fault, because it nearly always means that a quote inside the field was not doubled.
+//! A row is first framed: [`scan`] finds whether a line ends its row, in the reader's own thread. [`Header::columns_of`] then
+//! splits the row, on any thread. Both read as the csv crate does (the tests hold them against it) but for one thing: text after a
+//! closing quote is a fault, because it nearly always means that a quote inside the field was not doubled.
 
 use std::borrow::Cow;
 use std::collections::HashSet;

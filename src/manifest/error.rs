@@ -14,7 +14,10 @@ pub enum ManifestError {
     Glob { pattern: String, reason: String },
     #[error("`{}` does not exist; correct the path in the job file, or make the file first", path.display())]
     Missing { path: PathBuf },
-    #[error("`{}` is a folder; name its files, as `{}`, or give it as `input.folder`", path.display(), path.join("*.jsonl").display())]
+    #[error(
+        "`{}` is a folder; name its files, as `{}`, or give it as `input.folder`",
+        path.display(), path.join("*.jsonl").display()
+    )]
     Folder { path: PathBuf },
     #[error("`{}` is not a folder; give a folder as `input.folder`, or a file as `input.manifest`", path.display())]
     NotFolder { path: PathBuf },

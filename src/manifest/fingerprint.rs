@@ -16,8 +16,9 @@ const CHUNK_BYTES: usize = 1024 * 1024;
 
 /// A hash (blake3, 64 hexadecimal digits) that changes when the rows of the input may have changed.
 ///
-/// Of files it is over their contents, in order, and their names below the folder they share; moving them all leaves it as it is. Of a
-/// folder it is over each file's path, size and time of change, because reading them all would take as long as the job's first step.
+/// Of files it is over their contents, in order, and their names below the folder they share; moving them all leaves it as it is.
+/// Of a folder it is over each file's path, size and time of change, because reading them all would take as long as the job's first
+/// step.
 pub fn fingerprint(input: &Input) -> Result<String, ManifestError> {
     let mut hasher = Hasher::new();
     if !input.manifest.is_empty() {

@@ -1,9 +1,9 @@
 //! Rows of a data set, read one at a time.
 //!
 //! [`open`] finds and checks every file before anything costly is loaded, so that a bad file ends a job early. [`Manifest`] then
-//! yields the rows in order, a block of them at a time in memory: one thread frames rows (where each begins and ends), the rayon pool
-//! parses them, and ids are compared in order afterwards. A row that cannot be used is a [`BadRow`] and the next one is read; only a
-//! [`ManifestError`] ends the manifest. What is read, and every message about it: docs/manifests.md.
+//! yields the rows in order, a block of them at a time in memory: one thread frames rows (where each begins and ends), the rayon
+//! pool parses them, and ids are compared in order afterwards. A row that cannot be used is a [`BadRow`] and the next one is read;
+//! only a [`ManifestError`] ends the manifest. What is read, and every message about it: docs/manifests.md.
 
 mod delimited;
 mod error;
@@ -73,8 +73,8 @@ pub struct BadRow {
 /// Boxed, because few rows are bad.
 pub type RowResult = Result<Item, Box<BadRow>>;
 
-/// Finds and checks all files of an input: that each is there, can be read, is text in a known format with a usable header, and that
-/// there is at least one row.
+/// Finds and checks all files of an input: that each is there, can be read, is text in a known format with a usable header, and
+/// that there is at least one row.
 pub fn open(input: &Input) -> Result<Manifest, ManifestError> {
     let columns = input.columns.clone();
     let manifest = |files, origin| Manifest {
@@ -122,8 +122,8 @@ fn check(file: &ManifestFile) -> Result<bool, ManifestError> {
 
 /// The rows of an input, in order.
 ///
-/// As an iterator it yields `Err` once, as its last, when the manifest cannot be read on; `Ok(Err(_))` is one bad row. Ids of good and
-/// bad rows together are unique.
+/// As an iterator it yields `Err` once, as its last, when the manifest cannot be read on; `Ok(Err(_))` is one bad row. Ids of good
+/// and bad rows together are unique.
 pub struct Manifest {
     /// None of a folder.
     files: Vec<Arc<ManifestFile>>,

@@ -240,7 +240,11 @@ mod tests {
         }
 
         #[test]
-        fn every_line_of_hostile_csv_is_accounted_for(content in "[\",\n\r ab]{0,120}", row_bytes in 5usize..40, reread_bytes in 0usize..60) {
+        fn every_line_of_hostile_csv_is_accounted_for(
+            content in "[\",\n\r ab]{0,120}",
+            row_bytes in 5usize..40,
+            reread_bytes in 0usize..60,
+        ) {
             let limits = Limits { row_bytes, reread_bytes };
             every_line_is_accounted_for("rows.jsonl", content.as_bytes(), limits)?;
             every_line_is_accounted_for("rows.csv", format!("a,b\n{content}").as_bytes(), limits)?;

@@ -221,8 +221,8 @@ mod tests {
 
     #[test]
     fn quantized_weights_count_as_what_they_stand_for() {
-        let config = r#"{"model_type":"llama","num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"hidden_size":64,
-            "vocab_size":10,"quantization":{"group_size":64,"bits":4,"b":{"bits":8,"group_size":32},"c":false}}"#;
+        let config = r#"{"model_type":"llama","num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,
+            "hidden_size":64,"vocab_size":10,"quantization":{"group_size":64,"bits":4,"b":{"bits":8,"group_size":32},"c":false}}"#;
         let tensors: &[(&str, &str, &[u64])] = &[
             ("a.weight", "U32", &[10, 8]),
             ("a.scales", "F16", &[10, 1]),

@@ -82,8 +82,12 @@ enum Cut {
 #[rustfmt::skip]
 const PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer { names: &["smollm"], cut: Cut::DigitsThenGpt2, compose: false, ignore_merges: false, bos: false },
-    PreTokenizer { names: &["llama-bpe", "llama3", "llama-v3"], cut: Cut::Pattern(LLAMA3), compose: false, ignore_merges: true, bos: true },
-    PreTokenizer { names: &["qwen2", "deepseek-r1-qwen"], cut: Cut::Pattern(QWEN2), compose: true, ignore_merges: false, bos: false },
+    PreTokenizer {
+        names: &["llama-bpe", "llama3", "llama-v3"], cut: Cut::Pattern(LLAMA3), compose: false, ignore_merges: true, bos: true,
+    },
+    PreTokenizer {
+        names: &["qwen2", "deepseek-r1-qwen"], cut: Cut::Pattern(QWEN2), compose: true, ignore_merges: false, bos: false,
+    },
     PreTokenizer { names: &["gpt-2", "gpt2", "default"], cut: Cut::Gpt2, compose: false, ignore_merges: false, bos: false },
 ];
 

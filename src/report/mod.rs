@@ -1,7 +1,7 @@
 //! Tells people what happens.
 //!
-//! The run says what happens as [`Event`]s and knows nothing of how it looks. A [`Reporter`] shows them on standard error, as a bar,
-//! as lines or as JSON, and keeps them in `events.jsonl`. Standard output is left to results. [`Tally`] counts rows into a
+//! The run says what happens as [`Event`]s and knows nothing of how it looks. A [`Reporter`] shows them on standard error, as a
+//! bar, as lines or as JSON, and keeps them in `events.jsonl`. Standard output is left to results. [`Tally`] counts rows into a
 //! [`Summary`], for the end of a run and for `mlxbatch summary` alike.
 
 mod bar;

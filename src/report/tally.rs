@@ -140,8 +140,8 @@ impl Tally {
         self.sums.prompt_tokens
     }
 
-    /// The summary of the rows so far. Its speed is over the time in which rows were worked on, until [`Summary::over`] says better;
-    /// where the results are is left to the caller.
+    /// The summary of the rows so far. Its speed is over the time in which rows were worked on, until [`Summary::over`] says
+    /// better; where the results are is left to the caller.
     pub fn summary(&self) -> Summary {
         let rows = self.rows_ok as f64;
         let mean = |sum: f64| if self.rows_ok == 0 { 0.0 } else { sum / rows };

@@ -247,8 +247,8 @@ impl Source {
         }
     }
 
-    /// Rows of like length beside each other: slots of the cache are as long as the longest row's. Every other stretch runs the other
-    /// way, so that neighbours across two stretches are alike too.
+    /// Rows of like length beside each other: slots of the cache are as long as the longest row's. Every other stretch runs the
+    /// other way, so that neighbours across two stretches are alike too.
     fn ordered(&self, mut rows: Vec<Fed>, stretch: u64) -> Vec<Fed> {
         if self.order == Order::Length {
             let length = |fed: &Fed| match fed {

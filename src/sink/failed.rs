@@ -138,9 +138,9 @@ pub(super) struct Span {
 
 /// Makes the file hold the failed rows of the closed parts, each once, and returns its length.
 ///
-/// After a kill the file is that, or has lines too many at its end, which are cut off. If it is anything else, someone changed it or
-/// took a part away: then lines of closed rows are kept, and what is missing is written anew from the parts, which have the id and
-/// the kept columns only.
+/// After a kill the file is that, or has lines too many at its end, which are cut off. If it is anything else, someone changed it
+/// or took a part away: then lines of closed rows are kept, and what is missing is written anew from the parts, which have the id
+/// and the kept columns only.
 pub(super) fn reconcile(folder: &Path, id_column: &str, parts: &[(PathBuf, Span)]) -> Result<u64, SinkError> {
     let doing = "bring failed.jsonl in line with the parts";
     let path = folder.join(FAILED_FILE);

@@ -565,7 +565,8 @@ proptest! {
                 let content = content.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&content);
                 let filled = content.split(|&byte| byte == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty());
                 let lines: Vec<String> = filled.map(|(index, _)| format!("{}:{}", data.path(name), index + 1)).collect();
-                let sources: Vec<String> = rows.iter().map(|row| row.as_ref().map_or_else(|bad| &bad.source, |item| &item.source).clone()).collect();
+                let source = |row: &Row| row.as_ref().map_or_else(|bad| &bad.source, |item| &item.source).clone();
+                let sources: Vec<String> = rows.iter().map(source).collect();
                 prop_assert_eq!(sources, lines);
             }
         }
@@ -573,14 +574,17 @@ proptest! {
     }
 
     #[test]
-    fn jsonl_goes_round(rows in proptest::collection::vec(proptest::collection::btree_map("[a-z]{2}|\\PC{0,6}", json_value(), 0..5), 1..20)) {
+    fn jsonl_goes_round(
+        rows in proptest::collection::vec(proptest::collection::btree_map("[a-z]{2}|\\PC{0,6}", json_value(), 0..5), 1..20),
+    ) {
         let rows: Vec<Map<String, Value>> = rows.into_iter().enumerate().map(|(index, columns)| {
             let mut columns: Map<String, Value> = columns.into_iter().collect();
             columns.insert("id".into(), Value::from(index));
             columns
         }).collect();
         let content: String = rows.iter().map(|columns| Value::Object(columns.clone()).to_string() + "\n").collect();
-        let read: Vec<Map<String, Value>> = Data::one("a.jsonl", content).rows().into_iter().map(|row| row.unwrap().columns).collect();
+        let read = Data::one("a.jsonl", content).rows().into_iter().map(|row| row.unwrap().columns);
+        let read: Vec<Map<String, Value>> = read.collect();
         prop_assert_eq!(read, rows);
     }
 

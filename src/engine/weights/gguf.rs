@@ -1,4 +1,5 @@
-//! A GGUF file's tensors under Hugging Face names. MLX reads the file and keeps Q4_0, Q4_1 and Q8_0 quantized (affine, groups of 32).
+//! A GGUF file's tensors under Hugging Face names. MLX reads the file and keeps Q4_0, Q4_1 and Q8_0 quantized (affine, groups of
+//! 32).
 //!
 //! Names and the row order of q and k: llama.cpp's `convert_hf_to_gguf.py` and `gguf-py/gguf/tensor_mapping.py`.
 
