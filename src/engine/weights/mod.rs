@@ -93,11 +93,6 @@ impl Loader {
         Ok(Self { tensors, quantization: Quantization::read(config)?, policy, problems })
     }
 
-    #[cfg(test)]
-    pub fn of(tensors: BTreeMap<String, Array>, config: &Value, policy: Policy) -> Result<Self, WeightError> {
-        Ok(Self { tensors, quantization: Quantization::read(config)?, policy, problems: Vec::new() })
-    }
-
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
