@@ -154,16 +154,12 @@ impl Prompter {
             (Arc::new(generation), stop_tokens)
         };
         let (marked, begins_itself) = self.render(&item.columns)?;
-        let rendered = match Tokens::unmarked(&marked) {
-            Cow::Owned(rendered) => rendered,
-            Cow::Borrowed(_) => marked.clone(),
-        };
         if let Some(context) = self.context_length
-            && rendered.len() / TOKEN_BYTES_MAX > context as usize
+            && marked.len() / TOKEN_BYTES_MAX > context as usize
         {
             return Err(format!(
                 "the prompt has {} bytes, and the model's context is {context} tokens: shorten the row",
-                rendered.len()
+                marked.len()
             ));
         }
         let prompt = self.tokens.encode_marked(&marked, !begins_itself).map_err(|error| error.to_string())?;
@@ -178,6 +174,10 @@ impl Prompter {
             stop_tokens,
             seed: row_seed(generation.seed, &item.id),
             generation,
+        };
+        let rendered = match Tokens::unmarked(&marked) {
+            Cow::Owned(rendered) => rendered,
+            Cow::Borrowed(_) => marked,
         };
         Ok(Prepared { request, rendered, reference: self.reference(&item.columns) })
     }

@@ -11,6 +11,7 @@ use tokenizers::{Model as _, NormalizedString, Normalizer as _, OffsetReferentia
 use super::conversation::map_texts;
 use super::template::{Content, Message, Part};
 use super::vocabulary::{self, VocabularyError};
+use crate::model::gguf::Gguf;
 use crate::model::{ModelError, ModelFiles};
 
 /// Around a control token that came from a row. Noncharacters, which Unicode keeps for use inside a program: text loses them.
@@ -68,13 +69,17 @@ impl Tokens {
     /// tokens and those other added tokens that the template itself writes: transformers' rule (`_get_control_tokens`).
     pub fn of_model(files: &ModelFiles, template: Option<&str>) -> Result<Self, TokensError> {
         let model = || files.name.clone();
-        let tokenizer = match files.gguf() {
-            Some(gguf) => vocabulary::from_gguf(gguf).map_err(|source| TokensError::Vocabulary { model: model(), source })?,
-            None => {
-                let json = files.side_file("tokenizer.json")?.ok_or_else(|| TokensError::NoTokenizer { model: model() })?;
-                return Self::from_json(&json, template).map_err(|reason| TokensError::Tokenizer { model: model(), reason });
-            }
-        };
+        if let Some(gguf) = files.gguf() {
+            return Self::from_gguf(gguf, template);
+        }
+        let json = files.side_file("tokenizer.json")?.ok_or_else(|| TokensError::NoTokenizer { model: model() })?;
+        Self::from_json(&json, template).map_err(|reason| TokensError::Tokenizer { model: model(), reason })
+    }
+
+    /// The tokenizer that a GGUF header describes; `template` as for [`Tokens::of_model`].
+    pub fn from_gguf(gguf: &Gguf, template: Option<&str>) -> Result<Self, TokensError> {
+        let model = || gguf.file.display().to_string();
+        let tokenizer = vocabulary::from_gguf(gguf).map_err(|source| TokensError::Vocabulary { model: model(), source })?;
         Self::new(tokenizer, template).map_err(|reason| TokensError::Tokenizer { model: model(), reason })
     }
 

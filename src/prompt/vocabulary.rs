@@ -27,6 +27,9 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const BYTE: i64 = 6;
 
+/// The longest in use, of 128 bytes, has 256 as it is spelled.
+const TOKEN_BYTES_MAX: usize = 1024;
+
 /// The space that SentencePiece writes.
 const SPACE: &str = "\u{2581}";
 
@@ -45,6 +48,8 @@ pub enum VocabularyError {
     PreTokenizer { name: String, known: String },
     #[error("{key} has {found} entries for {tokens} tokens")]
     Length { key: &'static str, found: usize, tokens: usize },
+    #[error("the token {id} has {bytes} bytes; tokens have {TOKEN_BYTES_MAX} at most")]
+    Long { id: usize, bytes: usize },
     #[error("the merge {merge:?} is not two tokens with a space between them")]
     Merge { merge: String },
     #[error("the token {id} is named by {key}, and the vocabulary has {tokens} tokens")]
@@ -124,6 +129,9 @@ impl<'a> Metadata<'a> {
     fn new(gguf: &'a Gguf) -> Result<Self, VocabularyError> {
         let key = "tokenizer.ggml.tokens";
         let tokens = gguf.strings(key).filter(|tokens| !tokens.is_empty()).ok_or(VocabularyError::Missing { key })?;
+        if let Some((id, token)) = tokens.iter().enumerate().find(|(_, token)| token.len() > TOKEN_BYTES_MAX) {
+            return Err(VocabularyError::Long { id, bytes: token.len() });
+        }
         let key = "tokenizer.ggml.token_type";
         let types = match gguf.metadata.get(key) {
             Some(Value::Array(Array::Signed(types))) => types.clone(),
@@ -362,6 +370,8 @@ mod tests {
             ("add_bos_token", Value::Bool(true)),
             ("bos_token_id", Value::Unsigned(7)),
         ];
+        let long = vec![("model", text("llama")), ("tokens", strings(&["a", &"x".repeat(2000)]))];
+        assert!(message(long).contains("the token 1 has 2000 bytes"));
         assert!(message(bos).contains("token 7 is named by tokenizer.ggml.bos_token_id"));
     }
 

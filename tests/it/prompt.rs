@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use minijinja::value::Serde;
 use mlxbatch::model;
+use mlxbatch::model::gguf::{Array, Gguf, Value as Meta};
 use mlxbatch::prompt::{ChatTemplate, Detokenizer, Tokens, parse_messages};
 use serde_json::Value;
 
@@ -164,5 +165,44 @@ fn tokenizer_json_of_real_models_is_read_as_the_python_library_reads_it() {
     for (name, cases) in golden(&path).as_object().unwrap().iter().filter(|(_, cases)| cases.is_array()) {
         let json = fs::read_to_string(path.parent().unwrap().join(name).join("tokenizer.json")).unwrap();
         check_tokens(name, &Tokens::from_json(&json, None).unwrap(), cases);
+    }
+}
+
+/// Metadata as a converter would write them from a byte-level tokenizer.json.
+fn as_gguf(json: &Value, pre: &str) -> Gguf {
+    let vocabulary = json["model"]["vocab"].as_object().unwrap();
+    let added = json["added_tokens"].as_array().unwrap();
+    let mut tokens: Vec<(u64, String, i64)> =
+        vocabulary.iter().map(|(token, id)| (id.as_u64().unwrap(), token.clone(), 1)).collect();
+    for token in added {
+        let kind = if token["special"].as_bool().unwrap() { 3 } else { 4 };
+        tokens.push((token["id"].as_u64().unwrap(), token["content"].as_str().unwrap().to_owned(), kind));
+    }
+    tokens.sort();
+    let merge = |merge: &Value| match merge {
+        Value::String(merge) => merge.clone(),
+        pair => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+    };
+    let merges = json["model"]["merges"].as_array().unwrap().iter().map(merge).collect();
+    let entries = [
+        ("model", Meta::String("gpt2".to_owned())),
+        ("pre", Meta::String(pre.to_owned())),
+        ("tokens", Meta::Array(Array::String(tokens.iter().map(|token| token.1.clone()).collect()))),
+        ("token_type", Meta::Array(Array::Signed(tokens.iter().map(|token| token.2).collect()))),
+        ("merges", Meta::Array(Array::String(merges))),
+        ("add_bos_token", Meta::Bool(false)),
+    ];
+    let metadata = entries.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect();
+    Gguf { file: "m.gguf".into(), version: 3, metadata, tensors: vec![], data_offset: 0, file_bytes: 0 }
+}
+
+#[test]
+fn vocabularies_of_real_models_are_rebuilt_from_metadata() {
+    let Some(path) = models("vocabularies_of_real_models", "tokens.json") else { return };
+    let all = golden(&path);
+    for (name, pre) in [("qwen3", "qwen2"), ("llama3", "llama-bpe")] {
+        let json = golden(&path.parent().unwrap().join(name).join("tokenizer.json"));
+        let tokens = Tokens::from_gguf(&as_gguf(&json, pre), None).unwrap();
+        check_tokens(name, &tokens, &all[name]);
     }
 }
