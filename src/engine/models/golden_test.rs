@@ -239,7 +239,7 @@ fn names() -> Vec<String> {
     let mut names = Vec::new();
     for (folder, prefix) in [("goldens/models", ""), ("goldens/gguf", "gguf/")] {
         for entry in fs::read_dir(root().join(folder)).unwrap() {
-            names.push(format!("{prefix}{}", entry.unwrap().path().file_stem().unwrap().to_string_lossy()));
+            names.push(format!("{prefix}{}", entry.unwrap().path().file_stem().unwrap().display()));
         }
     }
     names.sort();
@@ -269,6 +269,13 @@ fn made_checkpoints_agree_with_mlx_lm() {
     let mut failures = Vec::new();
     for name in names() {
         let folder = made.join(&name);
+        if name == "gguf/llama-q5_0" {
+            // The one type among them that MLX does not read: it must be told so, with a way out.
+            let refused = std::panic::catch_unwind(|| open(&folder, true)).map(|_| ()).expect_err("Q5_0 is not read");
+            let text = text_of(&*refused);
+            assert!(text.contains("MLX reads tensors of the types F32, F16, Q4_0, Q4_1 and Q8_0"), "{text}");
+            continue;
+        }
         if !is_checkpoint(&folder) {
             failures.push(format!("{name}: no such checkpoint among the fixtures"));
         } else if let Err(panic) = std::panic::catch_unwind(|| check(&name, &folder)) {
@@ -296,9 +303,9 @@ fn planted_faults_turn_the_gate_red() {
     };
     let faults: [(&str, &str, Value); 8] = [
         ("llama", "rope_theta", 10_001.0.into()),
-        ("llama", "rms_norm_eps", 1.1e-5.into()),
+        ("llama", "rms_norm_eps", 2e-5.into()),
         ("qwen3", "rope_theta", 10_001.0.into()),
-        ("qwen3", "rms_norm_eps", 2e-6.into()),
+        ("qwen3", "rms_norm_eps", 1e-5.into()),
         ("gemma3_text", "sliding_window", 9.into()),
         ("gemma3_text", "sliding_window_pattern", 2.into()),
         ("gemma3_text", "rope_local_base_freq", 10_010.0.into()),
