@@ -58,9 +58,7 @@ pub(super) fn from_gguf(gguf: &Gguf) -> Result<Value, String> {
     }
     put("tie_word_embeddings", gguf.tensor("output.weight").is_none().into());
     match model_type {
-        // llama.cpp's converter permutes the query and key rows of this architecture for the interleaved rotation.
         "llama" => {
-            put("rope_traditional", true.into());
             put("attention_bias", gguf.tensor("blk.0.attn_q.bias").is_some().into());
             put("mlp_bias", gguf.tensor("blk.0.ffn_gate.bias").is_some().into());
         }
@@ -192,7 +190,7 @@ mod tests {
             "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128,
             "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 1000,
             "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 100_000.0, "tie_word_embeddings": true,
-            "rope_traditional": true, "attention_bias": false, "mlp_bias": false,
+            "attention_bias": false, "mlp_bias": false,
         });
         assert_eq!(config, expected);
     }

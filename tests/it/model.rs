@@ -18,7 +18,7 @@ fn smollm2_is_read_from_gguf() {
     let expected = json!({
         "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536, "num_attention_heads": 9,
         "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-        "rope_theta": 100_000.0, "tie_word_embeddings": true, "rope_traditional": true, "attention_bias": false, "mlp_bias": false,
+        "rope_theta": 100_000.0, "tie_word_embeddings": true, "attention_bias": false, "mlp_bias": false,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
     });
     assert_eq!(*files.config(), expected);
