@@ -15,6 +15,7 @@ use super::{
     cache::{Cache, DecodeRows, Step},
     ffi,
     models::{self, Model},
+    reason,
     sample::{self, SampleRow},
     weights::{Loader, Policy},
 };
@@ -294,7 +295,7 @@ impl Engine for MlxEngine {
         let Some(launched) = self.launched.pop_front() else { return Ok(Vec::new()) };
         let Some(tokens) = launched.tokens else { return Ok(Vec::new()) };
         tokens.eval()?;
-        let tokens = tokens.try_as_slice::<i32>().map_err(|error| EngineError::Mlx(error.to_string()))?;
+        let tokens = tokens.try_as_slice::<i32>().map_err(|error| EngineError::Mlx(reason(&error)))?;
         let mut sampled = Vec::with_capacity(launched.order.len());
         for (sequence, place) in launched.order {
             let token = tokens[place] as u32;

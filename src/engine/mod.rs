@@ -43,6 +43,13 @@ pub enum EngineError {
 
 impl From<mlx_rs::error::Exception> for EngineError {
     fn from(error: mlx_rs::error::Exception) -> Self {
-        Self::Mlx(error.to_string())
+        Self::Mlx(reason(&error))
     }
+}
+
+/// What MLX says of a failure, without the places in its sources that follow.
+fn reason(error: &impl std::fmt::Display) -> String {
+    let text = error.to_string();
+    let text = text.split(" at /").next().unwrap_or_default();
+    text.trim_matches('"').trim_end_matches('"').to_owned()
 }

@@ -211,3 +211,151 @@ pub fn uniform(seed: u64, index: u32) -> f32 {
     let bits = mix(mix(seed).wrapping_add(u64::from(index).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     (bits >> 40) as f32 / (1u64 << 24) as f32
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use serde::Deserialize;
+    use serde_json::{Map, Value};
+
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Golden {
+        logits: Vec<Vec<f32>>,
+        penalized: Vec<Penalized>,
+        kept: Vec<Kept>,
+    }
+
+    #[derive(Deserialize)]
+    struct Penalized {
+        row: usize,
+        settings: Map<String, Value>,
+        context: Vec<u32>,
+        logits: Vec<f32>,
+    }
+
+    #[derive(Deserialize)]
+    struct Kept {
+        row: usize,
+        settings: Map<String, Value>,
+        tokens: Vec<u32>,
+    }
+
+    fn golden() -> Golden {
+        mlx_rs::Device::set_default(&mlx_rs::Device::cpu());
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/sampling.json");
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    }
+
+    fn generation(settings: &Map<String, Value>) -> Generation {
+        Generation::default().overridden_by(settings).unwrap()
+    }
+
+    fn array(rows: &[&[f32]]) -> Array {
+        let flat: Vec<f32> = rows.iter().flat_map(|row| row.iter().copied()).collect();
+        Array::from_slice(&flat, &[rows.len() as i32, rows[0].len() as i32])
+    }
+
+    fn tokens(array: &Array) -> Vec<i32> {
+        array.eval().unwrap();
+        array.try_as_slice::<i32>().unwrap().to_vec()
+    }
+
+    /// The last `penalty_context` tokens, the newest of them left to the device where `on_device`.
+    fn row<'a>(generation: &'a Generation, context: &'a [u32], on_device: Option<i32>, index: u32) -> SampleRow<'a> {
+        let from = context.len().saturating_sub(generation.penalty_context as usize);
+        let to = context.len() - usize::from(on_device.is_some());
+        SampleRow { generation, seed: 5, index, context: &context[from.min(to)..to], newest: on_device }
+    }
+
+    #[test]
+    fn penalties_are_mlx_lms() {
+        let golden = golden();
+        for case in &golden.penalized {
+            let generation = generation(&case.settings);
+            // The same row beside others that have other contexts, its newest token known to the host or to the device alone.
+            let other = Generation { repetition_penalty: 1.7, penalty_context: 2, ..Generation::default() };
+            let plain = Generation::default();
+            for on_device in [false, true] {
+                let newest = Array::from_slice(&[9i32, *case.context.last().unwrap() as i32], &[2]);
+                let own = row(&generation, &case.context, on_device.then_some(1), 0);
+                let rows = [row(&other, &[1, 2, 3], None, 0), row(&plain, &[4], None, 0), own];
+                let logits = array(&[&golden.logits[0], &golden.logits[1], &golden.logits[case.row]]);
+                let adjusted = adjust(&logits, &rows, Some(&newest)).unwrap();
+                adjusted.eval().unwrap();
+                let adjusted = adjusted.try_as_slice::<f32>().unwrap();
+                assert_eq!(&adjusted[64..128], &golden.logits[1], "a row without penalties is left alone");
+                for (ours, theirs) in adjusted[128..].iter().zip(&case.logits) {
+                    assert!((ours - theirs).abs() <= 1e-5, "{:?} over {:?}: {ours} is not {theirs}", case.settings, case.context);
+                }
+            }
+        }
+        assert!(golden.penalized.len() > 50);
+    }
+
+    #[test]
+    fn filters_keep_what_mlx_lm_keeps() {
+        let golden = golden();
+        for case in &golden.kept {
+            let generation = Generation { temperature: 0.7, ..generation(&case.settings) };
+            // Drawn so often, every kept token that matters comes up, and none that was dropped may.
+            let count = 600;
+            let rows: Vec<SampleRow<'_>> = (0..count).map(|index| row(&generation, &[], None, index)).collect();
+            let logits = &golden.logits[case.row];
+            let drawn = tokens(&sample(&array(&vec![logits.as_slice(); count as usize]), &rows, None).unwrap());
+            let weight = |token: u32| (logits[token as usize] / 0.7).exp();
+            let whole: f32 = case.tokens.iter().map(|&token| weight(token)).sum();
+            for token in 0..64u32 {
+                let times = drawn.iter().filter(|&&drawn| drawn == token as i32).count() as f32;
+                let expected = if case.tokens.contains(&token) { count as f32 * weight(token) / whole } else { 0.0 };
+                let spread = 5.0 * expected.sqrt() + if expected > 0.0 { 3.0 } else { 0.0 };
+                assert!(
+                    (times - expected).abs() <= spread,
+                    "{:?}: token {token} {times} times, {expected} expected",
+                    case.settings
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_among_others_draws_what_it_draws_alone() {
+        let golden = golden();
+        let all: Vec<Generation> = [
+            Generation::default(),
+            Generation { temperature: 1.0, ..Generation::default() },
+            Generation { temperature: 0.8, top_k: 7, top_p: 0.9, ..Generation::default() },
+            Generation { temperature: 1.3, min_p: 0.1, presence_penalty: 0.5, ..Generation::default() },
+            Generation { repetition_penalty: 2.0, ..Generation::default() },
+        ]
+        .into();
+        let context = [3, 9, 27];
+        let rows: Vec<SampleRow<'_>> = (0..30).map(|index| row(&all[index % 5], &context, None, index as u32)).collect();
+        let logits: Vec<&[f32]> = (0..30).map(|index| golden.logits[index % 3].as_slice()).collect();
+        let together = tokens(&sample(&array(&logits), &rows, None).unwrap());
+        let alone: Vec<i32> = (0..30)
+            .map(|index| {
+                let own = row(&all[index % 5], &context, None, index as u32);
+                tokens(&sample(&array(&[logits[index]]), &[own], None).unwrap())[0]
+            })
+            .collect();
+        assert_eq!(together, alone);
+        let distinct: std::collections::BTreeSet<i32> = together.into_iter().collect();
+        assert!(distinct.len() > 5, "too alike to prove anything: {distinct:?}");
+    }
+
+    #[test]
+    fn uniform_numbers_are_even_and_depend_on_seed_and_place() {
+        let mut buckets = [0; 16];
+        for index in 0..16_000 {
+            let number = uniform(42, index);
+            assert!((0.0..1.0).contains(&number));
+            buckets[(number * 16.0) as usize] += 1;
+        }
+        assert!(buckets.iter().all(|count| (850..1150).contains(count)), "{buckets:?}");
+        assert_ne!(uniform(1, 0), uniform(2, 0));
+        assert_ne!(uniform(1, 0), uniform(1, 1));
+    }
+}

@@ -7,7 +7,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
     },
     thread,
     time::Instant,
@@ -58,6 +58,14 @@ pub enum Fed {
     Failed(Box<Row>),
 }
 
+/// What [`Feed::next`] gives.
+pub enum Next {
+    Row(Fed),
+    /// The reading thread has none ready.
+    NotYet,
+    End,
+}
+
 /// What to feed.
 pub struct Source {
     pub manifest: Manifest,
@@ -103,16 +111,24 @@ impl Feed {
         Self { blocks, ready: Vec::new().into_iter(), total: None }
     }
 
-    /// The next row; none after the last. Waits for the reading thread.
-    pub fn next(&mut self) -> Result<Option<Fed>> {
+    /// The next row. With `wait` it is never [`Next::NotYet`].
+    pub fn next(&mut self, wait: bool) -> Result<Next> {
         loop {
             if let Some(fed) = self.ready.next() {
-                return Ok(Some(fed));
+                return Ok(Next::Row(fed));
             }
             if self.total.is_some() {
-                return Ok(None);
+                return Ok(Next::End);
             }
-            match self.blocks.recv().map_err(|_| anyhow!("the thread that reads the manifest ended without a word"))?? {
+            let block = if wait {
+                self.blocks.recv().ok()
+            } else {
+                match self.blocks.try_recv() {
+                    Err(TryRecvError::Empty) => return Ok(Next::NotYet),
+                    received => received.ok(),
+                }
+            };
+            match block.ok_or_else(|| anyhow!("the thread that reads the manifest ended without a word"))?? {
                 Block::Rows(rows) => self.ready = rows.into_iter(),
                 Block::End(total) => self.total = Some(total),
             }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow};
 
 use super::{
     Status,
-    feed::{Fed, Feed, Pending, Source},
+    feed::{Fed, Feed, Next, Pending, Source},
     open::{self, Model},
     print,
 };
@@ -29,6 +29,9 @@ use crate::{
 
 /// How often progress is told to the reporter, which shows it as often as it likes.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+
+/// The stretch of time that the rate in progress is over.
+const RATE_OVER: Duration = Duration::from_secs(10);
 
 /// `mlxbatch run`.
 pub fn run(args: &args::Run) -> Result<Status> {
@@ -73,7 +76,7 @@ pub fn run(args: &args::Run) -> Result<Status> {
         stop: stop.clone(),
     });
     let results = Results { folder, reporter, tally: Tally::default(), told_at: started };
-    let mut run = Run { job: &job, prompter, stop, feed, results, rows_resumed, decoded_tokens: VecDeque::new() };
+    let mut run = Run { job: &job, prompter, stop, feed, results, rows_resumed, tokens_told: VecDeque::new(), tokens_untold: 0 };
     let outcome = run.all_rows(&model);
     let Run { feed, mut results, stop, .. } = run;
 
@@ -186,8 +189,9 @@ struct Run<'a> {
     feed: Feed,
     results: Results,
     rows_resumed: u64,
-    /// (when, how many) of late, for the rate that progress tells.
-    decoded_tokens: VecDeque<(Instant, u64)>,
+    /// Tokens of late by when they were told, for the rate that progress tells, and those not told yet.
+    tokens_told: VecDeque<(Instant, u64)>,
+    tokens_untold: u64,
 }
 
 /// A row in the scheduler.
@@ -209,10 +213,11 @@ impl Run<'_> {
     fn all_rows(&mut self, model: &Model) -> Result<()> {
         // Weights are loaded for a row that needs them, so a run that finds all done loads none.
         let first = loop {
-            match self.feed.next()? {
-                None => return Ok(()),
-                Some(Fed::Failed(row)) => self.results.push(&row, Instant::now())?,
-                Some(Fed::Ready(pending)) => break pending,
+            match self.feed.next(true)? {
+                Next::End => return Ok(()),
+                Next::Row(Fed::Ready(pending)) => break pending,
+                Next::Row(Fed::Failed(row)) => self.results.push(&row, Instant::now())?,
+                Next::NotYet => {}
             }
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(());
@@ -237,10 +242,12 @@ impl Run<'_> {
         loop {
             let stopping = self.stop.load(Ordering::Relaxed);
             while !exhausted && !stopping && scheduler.wants() > 0 {
-                match self.feed.next()? {
-                    None => exhausted = true,
-                    Some(Fed::Failed(row)) => self.results.push(&row, Instant::now())?,
-                    Some(Fed::Ready(pending)) => self.add(&mut scheduler, &mut active, *pending, engine.vocabulary())?,
+                // Nobody waits for the reading thread while there are rows to compute.
+                match self.feed.next(active.is_empty())? {
+                    Next::End => exhausted = true,
+                    Next::Row(Fed::Ready(pending)) => self.add(&mut scheduler, &mut active, *pending, engine.vocabulary())?,
+                    Next::Row(Fed::Failed(row)) => self.results.push(&row, Instant::now())?,
+                    Next::NotYet => break,
                 }
             }
             let plan = if stopping { Plan::default() } else { scheduler.plan() };
@@ -341,10 +348,7 @@ impl Run<'_> {
                 token.stop_string = stops.push(self.prompter.tokens(), &row.pending.request.generation.stop, token.token);
             }
         }
-        self.decoded_tokens.push_back((now, sampled.len() as u64));
-        while self.decoded_tokens.front().is_some_and(|(at, _)| now - *at > Duration::from_secs(10)) {
-            self.decoded_tokens.pop_front();
-        }
+        self.tokens_untold += sampled.len() as u64;
         sampled
     }
 
@@ -386,11 +390,15 @@ impl Run<'_> {
             return Ok(());
         }
         self.results.told_at = now;
+        self.tokens_told.push_back((now, std::mem::take(&mut self.tokens_untold)));
+        while self.tokens_told.front().is_some_and(|(at, _)| now - *at > RATE_OVER) {
+            self.tokens_told.pop_front();
+        }
         let counters = scheduler.counters();
         let tally = &self.results.tally;
         let (rows_ok, rows_failed) = (tally.rows_ok(), tally.rows_failed());
-        let spent = self.decoded_tokens.front().map_or(0.0, |(at, _)| (now - *at).as_secs_f64());
-        let tokens: u64 = self.decoded_tokens.iter().map(|(_, tokens)| tokens).sum();
+        let spent = self.tokens_told.front().map_or(0.0, |(at, _)| (now - *at).as_secs_f64());
+        let tokens: u64 = self.tokens_told.iter().skip(1).map(|(_, tokens)| tokens).sum();
         self.results.reporter.handle(&Event::Progress(Progress {
             rows_total: self.feed.total().map(|total| total.rows),
             rows_done: self.rows_resumed + rows_ok + rows_failed,

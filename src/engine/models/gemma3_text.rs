@@ -11,6 +11,7 @@ use super::{
     layers::{self, Activation, GatedMlp},
     parse,
     rope::{Rope, RopeOptions},
+    rope_theta,
 };
 use crate::engine::{
     EngineError,
@@ -39,6 +40,8 @@ pub struct Config {
     pub sliding_window_pattern: usize,
     pub max_position_embeddings: i64,
     pub rope_scaling: Option<Value>,
+    /// Transformers 5 nests base and scaling here, by kind of layer.
+    pub rope_parameters: Option<Value>,
 }
 
 impl Default for Config {
@@ -59,6 +62,7 @@ impl Default for Config {
             sliding_window_pattern: 6,
             max_position_embeddings: 32_768,
             rope_scaling: None,
+            rope_parameters: None,
         }
     }
 }
@@ -66,6 +70,14 @@ impl Default for Config {
 impl Config {
     fn is_full(&self, layer: usize) -> bool {
         (layer + 1).is_multiple_of(self.sliding_window_pattern)
+    }
+
+    /// Base and scaling of a layer's rope.
+    fn rope(&self, full: bool) -> (f64, Option<&Value>) {
+        let nested = self.rope_parameters.as_ref();
+        let nested = nested.and_then(|parameters| parameters.get(if full { "full_attention" } else { "sliding_attention" }));
+        let base = if full { self.rope_theta } else { self.rope_local_base_freq };
+        (rope_theta(None, nested).unwrap_or(base), nested.or(self.rope_scaling.as_ref().filter(|_| full)))
     }
 }
 
@@ -182,12 +194,12 @@ pub fn load(config: &Value, mut loader: Loader) -> Result<Gemma3, WeightError> {
     let mut layers = Vec::with_capacity(config.num_hidden_layers);
     for index in 0..config.num_hidden_layers {
         let module = |name: &str| format!("model.layers.{index}.{name}");
-        let full = config.is_full(index);
+        let (base, scaling) = config.rope(config.is_full(index));
         let rope = Rope::new(RopeOptions {
             head_dim,
-            base: if full { config.rope_theta } else { config.rope_local_base_freq },
+            base,
             traditional: false,
-            scaling: config.rope_scaling.as_ref().filter(|_| full),
+            scaling,
             max_position_embeddings: Some(config.max_position_embeddings),
             factors: None,
         })
@@ -226,4 +238,28 @@ fn norm(loader: &mut Loader, module: &str, size: i32, eps: f32) -> Result<RmsNor
     let weight = stored.weight.add(Array::from_f32(1.0).as_dtype(stored.weight.dtype())?)?;
     weight.eval()?;
     Ok(RmsNorm { weight, eps })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn ropes_are_read_as_transformers_5_nests_them() {
+        let nested = json!({
+            "rope_parameters": {
+                "full_attention": { "rope_type": "linear", "factor": 8.0, "rope_theta": 5e5 },
+                "sliding_attention": { "rope_type": "default", "rope_theta": 2e4 },
+            }
+        });
+        let config: Config = parse(&nested).unwrap();
+        assert_eq!(config.rope(false).0, 2e4);
+        let (base, scaling) = config.rope(true);
+        assert_eq!((base, scaling.unwrap()["factor"].as_f64()), (5e5, Some(8.0)));
+        let flat: Config = parse(&json!({ "rope_scaling": { "rope_type": "linear", "factor": 8.0 } })).unwrap();
+        assert_eq!(flat.rope(false), (1e4, None));
+        assert_eq!((flat.rope(true).0, flat.rope(true).1.is_some()), (1e6, true));
+    }
 }

@@ -11,7 +11,7 @@ use std::{
 use mlx_rs::{Array, io::GgufFile};
 use serde_json::Value;
 
-use super::WeightError;
+use super::{WeightError, reason};
 
 /// (GGUF module, Hugging Face module) inside a layer; both end in `.weight`, `.bias`, `.scales` or `.biases`.
 const LAYER_MODULES: [(&str, &str); 14] = [
@@ -36,10 +36,10 @@ pub fn read(path: &Path, config: &Value) -> Result<BTreeMap<String, Array>, Weig
     let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let number = |key: &str| config.get(key).and_then(Value::as_i64).unwrap_or(0) as i32;
     let (heads, kv_heads) = (number("num_attention_heads"), number("num_key_value_heads"));
-    let file = GgufFile::load(path).map_err(|error| fail(explain(&error.to_string())))?;
+    let file = GgufFile::load(path).map_err(|error| fail(explain(&reason(&error))))?;
     let mut tensors = BTreeMap::new();
     #[expect(clippy::iter_over_hash_type, reason = "what goes round ends in a sorted map")]
-    for (name, array) in file.arrays().map_err(|error| fail(error.to_string()))? {
+    for (name, array) in file.arrays().map_err(|error| fail(reason(&error)))? {
         let Some(renamed) = rename(&name, family) else {
             return Err(fail(format!("it holds a tensor '{name}', which no supported family has")));
         };
