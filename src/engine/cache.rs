@@ -20,8 +20,8 @@ pub struct LayerLayout {
 
 /// Where the tokens of one forward pass stand.
 pub enum Step {
-    /// One sequence's tokens at positions `start .. start + length`.
-    Prefill { slot: i32, start: i32, length: i32 },
+    /// One sequence's tokens at positions `start .. start + length`, of a prompt of `prompt_tokens`.
+    Prefill { slot: i32, start: i32, length: i32, prompt_tokens: i32 },
     /// One token each of several sequences.
     Decode(DecodeRows),
 }
@@ -173,7 +173,7 @@ impl Cache {
         step: &Step,
     ) -> Result<Array, EngineError> {
         match step {
-            Step::Prefill { slot, start, length } => self.prefill(layer, queries, keys, values, scale, *slot, *start, *length),
+            Step::Prefill { slot, start, length, .. } => self.prefill(layer, queries, keys, values, scale, *slot, *start, *length),
             Step::Decode(rows) => self.decode(layer, queries, keys, values, scale, rows),
         }
     }

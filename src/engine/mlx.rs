@@ -105,7 +105,7 @@ impl MlxEngine {
         // Keys come out of the model in the format that its embedding starts with.
         let mut probe = Cache::new(model.cache_layout(), Dtype::Float32)?;
         probe.resize(1, 1)?;
-        let step = Step::Prefill { slot: 0, start: 0, length: 1 };
+        let step = Step::Prefill { slot: 0, start: 0, length: 1, prompt_tokens: 1 };
         let cache_dtype = model.forward(&Array::from_slice(&[0i32], &[1]), &step, &mut probe)?.dtype();
         let cache = Cache::new(model.cache_layout(), cache_dtype)?;
         Ok(Self {
@@ -162,7 +162,8 @@ impl MlxEngine {
             let tokens: Vec<i32> = prompt.iter().map(|&token| token as i32).collect();
             let tokens = Array::from_slice(&tokens, &[prefill.length as i32]);
             let (slot, start, length) = (prefill.slot as i32, prefill.start as i32, prefill.length as i32);
-            let outcome = self.model.forward(&tokens, &Step::Prefill { slot, start, length }, &mut self.cache)?;
+            let prompt_tokens = sequence.request.prompt.len() as i32;
+            let outcome = self.model.forward(&tokens, &Step::Prefill { slot, start, length, prompt_tokens }, &mut self.cache)?;
             if prefill.last {
                 hidden.push(ffi::slice(&outcome, &[length - 1, 0], &[length, outcome.dim(1)])?);
                 slots.push(slot);

@@ -56,6 +56,14 @@ fn parse<T: DeserializeOwned>(config: &Value) -> Result<T, WeightError> {
     T::deserialize(config).map_err(|error| WeightError::Config(error.to_string()))
 }
 
+/// Qwen's checkpoints state a window that is off; no public one has it on, and mlx-lm would leave it out in silence.
+fn refuse_window(use_sliding_window: bool) -> Result<(), WeightError> {
+    if use_sliding_window {
+        return Err(WeightError::Config("use_sliding_window = true is not yet supported for this family".into()));
+    }
+    Ok(())
+}
+
 /// Transformers 5 nests `rope_theta` and the scaling under `rope_parameters`.
 fn rope_theta(own: Option<f64>, parameters: Option<&Value>) -> Option<f64> {
     own.or_else(|| parameters?.get("rope_theta")?.as_f64())

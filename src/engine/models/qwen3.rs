@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{
     Embedding, Linear, Model, RmsNorm,
     layers::{self, Activation, GatedMlp},
-    parse,
+    parse, refuse_window,
     rope::{Rope, RopeOptions},
     rope_theta,
 };
@@ -35,6 +35,8 @@ pub struct Config {
     pub rope_parameters: Option<Value>,
     /// Absent means tied, as mlx-lm has it, unless the file holds an output matrix.
     pub tie_word_embeddings: Option<bool>,
+    #[serde(default)]
+    pub use_sliding_window: bool,
 }
 
 pub struct Qwen3 {
@@ -134,6 +136,7 @@ impl Config {
 
 pub fn load(config: &Value, mut loader: Loader) -> Result<Qwen3, WeightError> {
     let config: Config = parse(config)?;
+    refuse_window(config.use_sliding_window)?;
     let (hidden, head_dim) = (config.hidden_size, config.head_dim());
     let (queries, keys) = (config.num_attention_heads * head_dim, config.kv_heads() * head_dim);
     let embed_tokens = loader.embedding("model.embed_tokens", config.vocab_size, hidden)?;

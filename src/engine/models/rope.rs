@@ -122,8 +122,9 @@ impl Rope {
                     base * (factor * tokens.max(*trained_tokens) / trained_tokens - (factor - 1.0)).powf(dims / (dims - 2.0))
                 };
                 match step {
-                    Step::Prefill { start, length, .. } => {
-                        self.rotate(x, Some(grown(f64::from(start + length)) as f32), 1.0, step, None)
+                    // The whole prompt has one base, however it is cut into chunks.
+                    Step::Prefill { prompt_tokens, .. } => {
+                        self.rotate(x, Some(grown(f64::from(*prompt_tokens)) as f32), 1.0, step, None)
                     }
                     Step::Decode(rows) if f64::from(rows.last_position() + 1) <= *trained_tokens => {
                         self.rotate(x, Some(*base as f32), 1.0, step, None)
