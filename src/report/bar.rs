@@ -1,6 +1,9 @@
 //! The bar on a terminal.
 
-use std::time::Duration;
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -35,7 +38,8 @@ impl Bar {
 
     /// Prints above the bar.
     pub fn print(&self, text: &str) {
-        self.bar.suspend(|| eprintln!("{text}"));
+        // A terminal that is gone is no fault of the run.
+        self.bar.suspend(|| drop(writeln!(io::stderr(), "{text}")));
     }
 
     pub fn end(&self) {

@@ -1,4 +1,11 @@
+mod commands;
+mod hostile;
 mod jobs;
+mod kill;
 mod manifest;
+mod model;
+mod program;
 mod prompt;
+mod run;
 mod schedule;
+mod signals;
