@@ -42,6 +42,7 @@ pub fn run(args: &args::Run) -> Result<Status> {
         job.output = std::path::absolute(output)?;
     }
     // Whatever can be found wrong is found before weights load.
+    open::refuse_results_as_input(&job)?;
     let manifest = manifest::open(&job.input)?;
     let manifest_hash = manifest::fingerprint(&job.input)?;
     let model = Model::locate(&job)?;

@@ -62,6 +62,31 @@ fn an_output_that_is_no_place_for_results() {
     }
 }
 
+/// Rows that the job itself writes would change under it, and `--fresh` would remove the manifest.
+#[test]
+fn results_are_not_read_as_rows_of_the_same_job() {
+    let mut rows = tides(3);
+    rows.push(json!({"id": "bad", "prompt": ""}));
+    let project = Project::new("fake", &rows, "");
+    project.run(&[]).with(SOME_ROWS_FAILED);
+    for (manifest, output) in [("**/*.jsonl", "new"), ("*/*.jsonl", "out"), ("out/failed.jsonl", "out"), ("out/*", "out")] {
+        let setting = format!("input.manifest='{manifest}'");
+        let ended = project.run(&["--set", &setting, "--output", output, "--fresh"]).with(USAGE);
+        ended.saying(&[manifest, "would read as rows what the job writes"]);
+    }
+    project.ended(["check", "job.toml", "--set", "input.manifest='**/*.jsonl'"]).with(USAGE);
+    let (manifest, folder) = ("input.manifest", project.path("").to_str().unwrap().to_owned());
+    let walked = project
+        .read("job.toml")
+        .replace(&format!("{} = \"manifest.jsonl\"", &manifest[6..]), "folder = \".\"\nglob = \"**/*.jsonl\"");
+    project.write("walk.toml", &walked.replace("\"out\"", "\"/elsewhere\""));
+    project.ended(["run", "walk.toml", "--output", "new"]).with(USAGE).saying(&[&folder, "would read as rows"]);
+    assert_eq!(project.results("out").len(), 4, "nothing was removed");
+    // Beside the results, or into another folder, all is well.
+    project.run(&["--set", "input.manifest='*.jsonl'", "--fresh"]).with(SOME_ROWS_FAILED);
+    project.run(&["--set", "input.manifest='out/failed.jsonl'", "--output", "again"]).with(SOME_ROWS_FAILED);
+}
+
 /// Limits files to a few kilobytes: the disk that is full.
 #[test]
 fn a_disk_that_is_full() {
@@ -131,8 +156,9 @@ fn lossy(mut command: Command) -> Ended {
 #[test]
 fn rows_that_ask_for_too_much() {
     let cases: Vec<(Value, &str)> = vec![
-        (json!({"prompt": "x".repeat(16 << 20)}), "context is 256 tokens"),
-        (json!({"prompt": "tide ".repeat(100_000)}), "the context"),
+        (json!({"prompt": "x".repeat(16 << 20)}), "the limit for a row is 16777216"),
+        (json!({"prompt": "x".repeat(15 << 20)}), "context is 256 tokens"),
+        (json!({"prompt": "tide ".repeat(10_000)}), "more than the context of 256"),
         (json!({"prompt": "x", "stop": (0..5000).map(|at| format!("s{at}")).collect::<Vec<_>>()}), "`stop`"),
         (json!({"prompt": "x", "stop": ["y".repeat(1 << 20)]}), "`stop`"),
         (json!({"prompt": "x", "stop": [""]}), "`stop`"),
@@ -150,7 +176,7 @@ fn rows_that_ask_for_too_much() {
         (json!({"prompt": {"deep": "x"}}), "prompt"),
         (json!({"prompt": " \n\t "}), "empty"),
         (json!({"messages": []}), "messages"),
-        (json!({"messages": [{"role": "user"}]}), "messages"),
+        (json!({"messages": [{"role": "user"}]}), "message 1 has no content"),
     ];
     let mut rows: Vec<Value> = cases.iter().map(|(row, _)| row.clone()).collect();
     // Odd, and none of it wrong.
@@ -213,7 +239,7 @@ fn settings_that_are_absurd() {
 /// Weights that are cut short are told before or while they load, by the file's name.
 #[test]
 fn weights_that_are_cut_short() {
-    let project = Project::new("model", &tides(2), "");
+    let project = Project::new("model", &tides(2), "[generation]\nmax_tokens = 6\n");
     fs::create_dir(project.path("model")).unwrap();
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
         fs::copy(format!("{}/{name}", checkpoint("llama")), project.path("model").join(name)).unwrap();
