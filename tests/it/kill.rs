@@ -55,11 +55,15 @@ fn killed_often(project: &Project, kills: u32, ends_with: i32) -> u32 {
         if status.signal() == Some(SIGKILL) {
             landed += 1;
             landed_closing += u32::from(closing);
-            let rows = Results::read(&out);
-            if out.join("_SUCCESS").exists() {
-                rows.assert_same(&whole, "killed after _SUCCESS");
+            let ended = out.join("_SUCCESS").exists();
+            // Not after each kill, as reading takes longer than most of these runs live.
+            if ended || landed % 4 == 0 {
+                let rows = Results::read(&out);
+                ever_rows = ever_rows.max(rows.len());
+                if ended {
+                    rows.assert_same(&whole, "killed after _SUCCESS");
+                }
             }
-            ever_rows = ever_rows.max(rows.len());
             continue;
         }
         assert_eq!(status.code(), Some(ends_with), "{}", project.read("stderr"));
