@@ -1,6 +1,9 @@
 //! The bar on a terminal.
 
-use std::time::Duration;
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -36,7 +39,8 @@ impl Bar {
     /// Prints above the bar.
     #[expect(clippy::print_stderr, reason = "progress goes to standard error")]
     pub fn print(&self, text: &str) {
-        self.bar.suspend(|| eprintln!("{text}"));
+        // A terminal that is gone is no fault of the run.
+        self.bar.suspend(|| drop(writeln!(io::stderr(), "{text}")));
     }
 
     pub fn end(&self) {

@@ -12,6 +12,7 @@ pub enum Event {
     Started {
         job: String,
         model: String,
+        #[serde(serialize_with = "words::path")]
         output: PathBuf,
         /// Of the manifest; none while it is not known.
         rows_total: Option<u64>,

@@ -12,6 +12,7 @@ pub struct Summary {
     pub job: String,
     pub model: String,
     /// The folder that has the Parquet parts.
+    #[serde(serialize_with = "words::path")]
     pub output: PathBuf,
     pub parts: u64,
     pub rows_ok: u64,

@@ -1,6 +1,15 @@
 //! Numbers and texts as people read them.
 
+use std::path::Path;
+
+use serde::Serializer;
+
 const LINE_CHARS: usize = 500;
+
+/// A path in JSON: one that is not UTF-8 is shown with replacement characters, as JSON cannot hold it.
+pub(super) fn path<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
 
 /// With a comma every three digits.
 pub(super) fn count(number: u64) -> String {

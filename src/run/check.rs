@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     Status,
-    open::{Model, weight_files},
+    open::{Model, refuse_results_as_input, weight_files},
     print,
 };
 use crate::{
@@ -63,6 +63,7 @@ struct Shown {
 
 pub fn check(args: &args::Check) -> Result<Status> {
     let job = Job::read(&args.job.file, &args.job.set)?;
+    refuse_results_as_input(&job)?;
     let model = Model::locate(&job)?;
     let prompter = Arc::new(model.prompter(&job)?);
     let found = find(&job, &model, &prompter, args.job.limit.unwrap_or(u64::MAX))?;

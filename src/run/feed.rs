@@ -83,7 +83,7 @@ pub struct Source {
 pub struct Total {
     /// Rows of the manifest, up to the limit.
     pub rows: u64,
-    /// The limit cut some off.
+    /// The limit or a signal cut some off.
     pub cut: bool,
 }
 
@@ -174,7 +174,8 @@ fn read(mut source: Source, blocks: &SyncSender<Result<Block>>) -> Result<()> {
                 return Ok(());
             }
         }
-        if cut || source.stop.load(Ordering::Relaxed) {
+        cut |= source.stop.load(Ordering::Relaxed);
+        if cut {
             break;
         }
         if rows == source.limit {
@@ -210,10 +211,21 @@ fn refuse_changed(row: &RowResult, done: &Done) -> Result<()> {
     Ok(())
 }
 
+/// About what a row takes in memory while it waits.
 fn bytes(fed: &Fed) -> usize {
-    match fed {
-        Fed::Ready(pending) => pending.request.prompt.len() * 4 + 256,
-        Fed::Failed(row) => row.columns.values().filter_map(Value::as_str).map(str::len).sum::<usize>() + 256,
+    let (columns, tokens) = match fed {
+        Fed::Ready(pending) => (&pending.columns, pending.request.prompt.len()),
+        Fed::Failed(row) => (&row.columns, 0),
+    };
+    columns.iter().map(|(name, value)| name.len() + value_bytes(value)).sum::<usize>() + 4 * tokens + 256
+}
+
+fn value_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len() + 32,
+        Value::Array(values) => values.iter().map(value_bytes).sum::<usize>() + 32,
+        Value::Object(values) => values.iter().map(|(name, value)| name.len() + 32 + value_bytes(value)).sum::<usize>() + 32,
+        Value::Null | Value::Bool(_) | Value::Number(_) => 32,
     }
 }
 

@@ -4,18 +4,22 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow};
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    flag,
+};
 
 use super::{
     Status,
     feed::{Fed, Feed, Next, Pending, Source},
     open::{self, Model},
-    print,
+    print, status_of,
 };
 use crate::{
     args,
@@ -41,6 +45,7 @@ pub fn run(args: &args::Run) -> Result<Status> {
         job.output = std::path::absolute(output)?;
     }
     // Whatever can be found wrong is found before weights load.
+    open::refuse_results_as_input(&job)?;
     let manifest = manifest::open(&job.input)?;
     let manifest_hash = manifest::fingerprint(&job.input)?;
     let model = Model::locate(&job)?;
@@ -92,15 +97,17 @@ pub fn run(args: &args::Run) -> Result<Status> {
         (Ok(()), Some(total)) if !interrupted && !total.cut => End::Complete { rows: total.rows },
         _ => End::Interrupted,
     };
-    results.finish(end, &mut summary)?;
-    if let Err(error) = outcome {
+    let ended = results.finish(end, &mut summary);
+    // Where the run has failed, what fails after it is its consequence.
+    if let Err(error) = outcome.and(ended) {
         results.reporter.handle(&Event::Failed { error: format!("{error:#}") });
         // The reporter has said so, unless it was told to say nothing.
-        return if args.progress == args::Progress::None { Err(error) } else { Ok(Status::Failed) };
+        return if args.progress == args::Progress::None { Err(error) } else { Ok(status_of(&error)) };
     }
     if interrupted {
         let rows_done = rows_resumed + summary.rows_ok + summary.rows_failed;
-        results.reporter.handle(&Event::Interrupted { rows_done, rows_total: total.map(|total| total.rows) });
+        let rows_total = total.filter(|total| !total.cut).map(|total| total.rows);
+        results.reporter.handle(&Event::Interrupted { rows_done, rows_total });
     } else {
         results.reporter.handle(&Event::Finished(Box::new(summary.clone())));
     }
@@ -124,21 +131,16 @@ fn mode(progress: args::Progress) -> ProgressMode {
     }
 }
 
-/// The first SIGINT or SIGTERM sets the flag, and the run closes its part and ends; the second ends the process at once.
+/// The first SIGINT, SIGTERM or SIGHUP sets the flag, and the run closes its part and ends; the second ends the process at once,
+/// without destructors: MLX's own would run under threads that still compute, and crash.
 fn interruptible() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
-    let (flag, signals) = (stop.clone(), AtomicU32::new(0));
-    ctrlc::set_handler(move || {
-        flag.store(true, Ordering::Relaxed);
-        if signals.fetch_add(1, Ordering::Relaxed) > 0 {
-            #[expect(
-                clippy::exit,
-                reason = "asked twice, it ends without waiting for a step; parts on disk are whole at any instant"
-            )]
-            std::process::exit(Status::Interrupted as i32);
-        }
-    })
-    .context("failed to listen for signals")?;
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // In this order: the first signal finds the flag unset.
+        flag::register_conditional_shutdown(signal, Status::Interrupted as i32, stop.clone())
+            .and_then(|_| flag::register(signal, stop.clone()))
+            .context("failed to listen for signals")?;
+    }
     Ok(stop)
 }
 

@@ -10,9 +10,15 @@ pub mod summary;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use crate::args::{self, Args, Command};
+use crate::{
+    args::{self, Args, Command},
+    job::JobError,
+    manifest::ManifestError,
+    prompt::PromptError,
+    sink::SinkError,
+};
 
 /// How the program ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,9 +53,21 @@ pub fn command(args: &Args) -> Status {
         Command::Man => args::man_page().map(|()| Status::Ok).map_err(Into::into),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
-        if error.is::<crate::job::JobError>() { Status::Usage } else { Status::Failed }
+        // Where nobody can be told, the exit status still tells.
+        let _ = writeln!(io::stderr(), "error: {error:#}");
+        status_of(&error)
     })
+}
+
+/// What is to be mended: the job as it was given, or something else.
+fn status_of(error: &anyhow::Error) -> Status {
+    let sink = error.downcast_ref::<SinkError>();
+    let prompt = error.downcast_ref::<PromptError>();
+    let usage = error.is::<JobError>()
+        || error.is::<ManifestError>()
+        || matches!(sink, Some(SinkError::Changed { .. } | SinkError::Foreign { .. } | SinkError::KeptColumn { .. }))
+        || matches!(prompt, Some(PromptError::RowTemplate { .. } | PromptError::SystemWithoutTemplate { .. }));
+    if usage { Status::Usage } else { Status::Failed }
 }
 
 fn summarize(args: &args::Summary) -> Result<Status> {
@@ -61,8 +79,9 @@ fn summarize(args: &args::Summary) -> Result<Status> {
 
 /// Results go to standard output; a reader that has gone away is no failure.
 fn print(text: &str) -> Result<()> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("failed to write to standard output"),
     }
 }

@@ -1,12 +1,16 @@
 //! What a job names, opened: model files, prompts, engine.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
+use globset::GlobBuilder;
 
 use crate::{
     engine::{self, Engine, MlxEngine, MlxOptions, fake::FakeEngine, fake::FakeModel},
-    job::{Job, KvBudget},
+    job::{Job, JobError, KvBudget, Place, Problem},
     model::{self, ModelFiles, Weights},
     prompt::Prompter,
 };
@@ -81,6 +85,29 @@ impl Model {
         };
         Ok((engine, kv_bytes_max, device))
     }
+}
+
+/// Files of a results folder that a pattern may take for input.
+const RESULT_FILES: [&str; 6] = ["failed.jsonl", "events.jsonl", "run.json", "job.toml", "part-00000.parquet", "_SUCCESS"];
+
+/// Refuses a job that would read what it writes: its rows would change under it, and `--fresh` would remove them.
+pub fn refuse_results_as_input(job: &Job) -> Result<(), JobError> {
+    let output = job.output.canonicalize().unwrap_or_else(|_| job.output.clone());
+    let below_folder = |pattern: &str| job.input.folder.as_ref().map(|folder| folder.join(pattern).to_string_lossy().into_owned());
+    let walked = job.input.glob.as_deref().and_then(below_folder);
+    let read = |pattern: &&String| {
+        let glob = GlobBuilder::new(pattern).literal_separator(true).build().map(|glob| glob.compile_matcher());
+        let matches = |file: PathBuf| file == Path::new(pattern) || glob.as_ref().is_ok_and(|glob| glob.is_match(&file));
+        RESULT_FILES.iter().any(|name| matches(output.join(name)) || matches(job.output.join(name)))
+    };
+    let Some(pattern) = job.input.manifest.iter().chain(&walked).find(read) else { return Ok(()) };
+    let problem = Problem {
+        place: Place::File(job.file.clone()),
+        key: Some(if walked.is_some() { "input.glob" } else { "input.manifest" }.to_owned()),
+        message: format!("`{pattern}` would read as rows what the job writes into its output, {}", output.display()),
+        help: Some("give the job an output elsewhere, or a pattern that leaves results out".to_owned()),
+    };
+    Err(JobError::Problems { file: job.file.clone(), problems: vec![problem], left_off: 0 })
 }
 
 pub fn weight_files(files: &ModelFiles) -> Vec<std::path::PathBuf> {

@@ -2,9 +2,15 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may end in a panic")]
 #![expect(clippy::print_stdout, reason = "skipped tests say so")]
 
+mod commands;
+mod hostile;
 mod jobs;
+mod kill;
 mod manifest;
 mod model;
+mod program;
 mod prompt;
+mod run;
 mod schedule;
+mod signals;
 mod tidy;
