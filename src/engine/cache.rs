@@ -18,16 +18,56 @@ pub struct LayerLayout {
     pub window: Option<i32>,
 }
 
-/// Where the tokens of one forward pass stand.
-pub enum Step {
-    /// One sequence's tokens at positions `start .. start + length`, of a prompt of `prompt_tokens`.
-    Prefill { slot: i32, start: i32, length: i32, prompt_tokens: i32 },
-    /// One token each of several sequences.
-    Decode(DecodeRows),
+/// Where the tokens of one forward pass stand: those of prompt chunks first, chunk after chunk, then one of each decoding row.
+pub struct Step {
+    chunks: Vec<Chunk>,
+    decode: Option<DecodeRows>,
+    /// (N) int32: the position of each token.
+    positions: Array,
+    /// For each token, how far its sequence reaches: a prompt's whole length, or its own position and itself.
+    reaches: Vec<i32>,
+}
+
+/// One sequence's prompt tokens at positions `start .. start + length`, of a prompt of `prompt_tokens`.
+#[derive(Debug, Clone, Copy)]
+pub struct Chunk {
+    pub slot: i32,
+    pub start: i32,
+    pub length: i32,
+    pub prompt_tokens: i32,
+}
+
+impl Step {
+    /// `rows` are (slot, position) of the decoding rows, in ascending order of slots.
+    pub fn new(chunks: Vec<Chunk>, rows: &[(u32, u32)]) -> Self {
+        let mut positions = Vec::new();
+        let mut reaches = Vec::new();
+        for chunk in &chunks {
+            positions.extend(chunk.start..chunk.start + chunk.length);
+            reaches.extend(std::iter::repeat_n(chunk.prompt_tokens, chunk.length as usize));
+        }
+        positions.extend(rows.iter().map(|row| row.1 as i32));
+        reaches.extend(rows.iter().map(|row| row.1 as i32 + 1));
+        let positions = Array::from_slice(&positions, &[positions.len() as i32]);
+        Self { chunks, decode: (!rows.is_empty()).then(|| DecodeRows::new(rows)), positions, reaches }
+    }
+
+    /// Tokens of the pass, N.
+    pub fn tokens(&self) -> i32 {
+        self.reaches.len() as i32
+    }
+
+    pub fn positions(&self) -> &Array {
+        &self.positions
+    }
+
+    pub fn reaches(&self) -> &[i32] {
+        &self.reaches
+    }
 }
 
 /// The rows of a decode step; shared by all layers.
-pub struct DecodeRows {
+struct DecodeRows {
     /// (rows) int32 each.
     slots: Array,
     positions: Array,
@@ -42,8 +82,7 @@ pub struct DecodeRows {
 }
 
 impl DecodeRows {
-    /// `rows` are (slot, position) in ascending order of slots.
-    pub fn new(rows: &[(u32, u32)]) -> Self {
+    fn new(rows: &[(u32, u32)]) -> Self {
         let slots: Vec<i32> = rows.iter().map(|row| row.0 as i32).collect();
         let positions: Vec<i32> = rows.iter().map(|row| row.1 as i32).collect();
         let count = rows.len() as i32;
@@ -69,28 +108,6 @@ impl DecodeRows {
             last_position,
             stand_ins,
             span_positions: (!equal).then(|| Array::from_slice(&by_slot, &[span, 1, 1, 1])),
-        }
-    }
-
-    pub fn positions(&self) -> &Array {
-        &self.positions
-    }
-
-    pub fn last_position(&self) -> i32 {
-        self.last_position
-    }
-
-    pub fn slots(&self) -> &Array {
-        &self.slots
-    }
-}
-
-impl Step {
-    /// (sequences, tokens of each) of this pass: the first two extents of its activations' heads layout.
-    pub fn extents(&self) -> (i32, i32) {
-        match self {
-            Self::Prefill { length, .. } => (1, *length),
-            Self::Decode(rows) => (rows.rows, 1),
         }
     }
 }
@@ -161,8 +178,10 @@ impl Cache {
 
     /// Stores the step's keys and values, and attends.
     ///
-    /// `queries` (B, heads, L, D), `keys` and `values` (B, kv_heads, L, D), with B and L as [`Step::extents`] says; gives
-    /// (B × L, heads × D).
+    /// `queries` (N, heads, 1, D), `keys` and `values` (N, kv_heads, 1, D); gives (N, heads × D).
+    ///
+    /// Whatever of the cache is read is read after all of it is written, where that can be: what reads a buffer holds it until it
+    /// has run, and a write into a held buffer is a copy.
     pub fn attend(
         &mut self,
         layer: usize,
@@ -172,59 +191,79 @@ impl Cache {
         scale: f32,
         step: &Step,
     ) -> Result<Array, EngineError> {
-        match step {
-            Step::Prefill { slot, start, length, .. } => self.prefill(layer, queries, keys, values, scale, *slot, *start, *length),
-            Step::Decode(rows) => self.decode(layer, queries, keys, values, scale, rows),
+        let heads = queries.dim(1);
+        let LayerLayout { kv_heads, head_dim, window } = self.layouts[layer];
+        let mut chunks = Vec::with_capacity(step.chunks.len());
+        let mut first = 0;
+        for chunk in &step.chunks {
+            // (L, heads, 1, D) -> (1, heads, L, D)
+            let rows = |array: &Array, heads: i32| -> Result<Array, EngineError> {
+                let own = if chunk.length == array.dim(0) {
+                    array.clone()
+                } else {
+                    ffi::slice(array, &[first, 0, 0, 0], &[first + chunk.length, heads, 1, head_dim])?
+                };
+                Ok(own.transpose_axes(&[2, 1, 0, 3])?)
+            };
+            let past = self.past(layer, chunk)?;
+            chunks.push(ChunkTensors {
+                chunk: *chunk,
+                queries: rows(queries, heads)?,
+                keys: rows(keys, kv_heads)?,
+                values: rows(values, kv_heads)?,
+                past,
+            });
+            first += chunk.length;
         }
+        for tensors in &chunks {
+            self.store_chunk(layer, tensors)?;
+        }
+        if let Some(rows) = &step.decode {
+            self.store_rows(layer, &tail(keys, first)?, &tail(values, first)?, rows)?;
+        }
+        let mut attended = Vec::with_capacity(chunks.len() + 1);
+        for tensors in &chunks {
+            // (1, heads, L, D) -> (L, heads * D)
+            let of_chunk = self.attend_chunk(layer, tensors, scale, window)?;
+            attended.push(of_chunk.transpose_axes(&[0, 2, 1, 3])?.reshape(&[tensors.chunk.length, heads * head_dim])?);
+        }
+        if let Some(rows) = &step.decode {
+            attended.push(self.attend_rows(layer, &tail(queries, first)?, scale, rows)?);
+        }
+        if attended.len() == 1 { Ok(attended.remove(0)) } else { Ok(ops::concatenate(&attended, 0)?) }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "three tensors and where they stand")]
-    fn prefill(
-        &mut self,
-        layer: usize,
-        queries: &Array,
-        keys: &Array,
-        values: &Array,
-        scale: f32,
-        slot: i32,
-        start: i32,
-        length: i32,
-    ) -> Result<Array, EngineError> {
-        let LayerLayout { kv_heads, head_dim, window } = self.layouts[layer];
+    /// What a chunk that leaves its window behind still sees of the ring, before the chunk overwrites it.
+    fn past(&self, layer: usize, chunk: &Chunk) -> Result<Option<(Array, Array)>, EngineError> {
+        let Some(window) = self.layouts[layer].window.filter(|&window| chunk.start + chunk.length > window) else {
+            return Ok(None);
+        };
+        let tokens = chunk.start.min(window - 1);
+        if tokens == 0 {
+            return Ok(None);
+        }
+        let stored = &self.layers[layer];
+        let ring = stored.keys.dim(2);
+        let of = |array: &Array| -> Result<Array, EngineError> {
+            let pieces = ring_slices(array, chunk.slot, chunk.start - tokens, tokens, ring)?;
+            Ok(ops::concatenate(&pieces, 2)?)
+        };
+        Ok(Some((of(&stored.keys)?, of(&stored.values)?)))
+    }
+
+    fn store_chunk(&mut self, layer: usize, tensors: &ChunkTensors) -> Result<(), EngineError> {
+        let Chunk { slot, start, length, .. } = tensors.chunk;
+        let LayerLayout { kv_heads, head_dim, .. } = self.layouts[layer];
         let stored = &mut self.layers[layer];
         let ring = stored.keys.dim(2);
-        let end = start + length;
-        let whole = window.is_none_or(|window| end <= window);
-        let causal = (length > 1).then_some(fast::ScaledDotProductAttentionMask::Causal);
-        let attended = if start == 0 && whole {
-            // Nothing cached is read, so nothing holds the cache's buffer when it is written.
-            fast::scaled_dot_product_attention(queries, keys, values, scale, causal, None)?
-        } else if whole {
-            let past = |array: &Array| ffi::slice(array, &[slot, 0, 0, 0], &[slot + 1, kv_heads, start, head_dim]);
-            let keys = ops::concatenate(&[&past(&stored.keys)?, keys], 2)?;
-            let values = ops::concatenate(&[&past(&stored.values)?, values], 2)?;
-            fast::scaled_dot_product_attention(queries, keys, values, scale, causal, None)?
-        } else {
-            #[expect(clippy::expect_used, reason = "`whole` is true without a window")]
-            let window = window.expect("a layer without a window is always whole");
-            let past_tokens = start.min(window - 1);
-            let past = |array: &Array, new: &Array| -> Result<Array, EngineError> {
-                let mut pieces = ring_slices(array, slot, start - past_tokens, past_tokens, ring)?;
-                pieces.push(new.clone());
-                Ok(ops::concatenate(&pieces, 2)?)
-            };
-            let (keys, values) = (past(&stored.keys, keys)?, past(&stored.values, values)?);
-            let mask = window_mask(start, length, past_tokens, window);
-            fast::scaled_dot_product_attention(queries, keys, values, scale, &mask, None)?
-        };
         // Of a chunk longer than the ring only its end stays.
-        let kept = length.min(ring);
-        let mut position = end - kept;
+        let end = start + length;
+        let mut position = end - length.min(ring);
         while position < end {
             let at = position % ring;
             let count = (end - position).min(ring - at);
             let from = position - start;
-            for (array, new) in [(&mut stored.keys, keys), (&mut stored.values, values)] {
+            for (array, new) in [(&mut stored.keys, &tensors.keys), (&mut stored.values, &tensors.values)] {
                 let piece = if count == length {
                     new.clone()
                 } else {
@@ -234,22 +273,37 @@ impl Cache {
             }
             position += count;
         }
-        // (1, heads, L, D) -> (L, heads * D)
-        let heads = queries.dim(1);
-        Ok(attended.transpose_axes(&[0, 2, 1, 3])?.reshape(&[length, heads * head_dim])?)
+        Ok(())
     }
 
-    fn decode(
-        &mut self,
-        layer: usize,
-        queries: &Array,
-        keys: &Array,
-        values: &Array,
-        scale: f32,
-        rows: &DecodeRows,
-    ) -> Result<Array, EngineError> {
+    fn attend_chunk(&self, layer: usize, tensors: &ChunkTensors, scale: f32, window: Option<i32>) -> Result<Array, EngineError> {
+        let ChunkTensors { chunk: Chunk { slot, start, length, .. }, queries, keys, values, past } = tensors;
+        let (slot, start, length) = (*slot, *start, *length);
+        let end = start + length;
+        if let Some(window) = window.filter(|&window| end > window) {
+            let past_tokens = past.as_ref().map_or(0, |(keys, _)| keys.dim(2));
+            let mask = window_mask(start, length, past_tokens, window);
+            let (keys, values) = match past {
+                Some((past_keys, past_values)) => {
+                    (ops::concatenate(&[past_keys, keys], 2)?, ops::concatenate(&[past_values, values], 2)?)
+                }
+                None => (keys.clone(), values.clone()),
+            };
+            return Ok(fast::scaled_dot_product_attention(queries, keys, values, scale, &mask, None)?);
+        }
+        let causal = (length > 1).then_some(fast::ScaledDotProductAttentionMask::Causal);
+        if start == 0 {
+            return Ok(fast::scaled_dot_product_attention(queries, keys, values, scale, causal, None)?);
+        }
         let LayerLayout { kv_heads, head_dim, .. } = self.layouts[layer];
-        let heads = queries.dim(1);
+        let seen = |array: &Array| ffi::slice(array, &[slot, 0, 0, 0], &[slot + 1, kv_heads, end, head_dim]);
+        let stored = &self.layers[layer];
+        let (keys, values) = (seen(&stored.keys)?, seen(&stored.values)?);
+        Ok(fast::scaled_dot_product_attention(queries, keys, values, scale, causal, None)?)
+    }
+
+    fn store_rows(&mut self, layer: usize, keys: &Array, values: &Array, rows: &DecodeRows) -> Result<(), EngineError> {
+        let LayerLayout { kv_heads, head_dim, .. } = self.layouts[layer];
         let stored = &mut self.layers[layer];
         let ring = stored.keys.dim(2);
         let at =
@@ -259,6 +313,14 @@ impl Cache {
             let updates = new.reshape(&[rows.rows, 1, kv_heads, 1, head_dim])?;
             *array = ffi::scatter(array, &[&rows.slots, &at], &updates, &[0, 2])?;
         }
+        Ok(())
+    }
+
+    fn attend_rows(&mut self, layer: usize, queries: &Array, scale: f32, rows: &DecodeRows) -> Result<Array, EngineError> {
+        let LayerLayout { kv_heads, head_dim, .. } = self.layouts[layer];
+        let heads = queries.dim(1);
+        let stored = &self.layers[layer];
+        let ring = stored.keys.dim(2);
         let seen = (rows.last_position + 1).min(ring);
         let span_of = |array: &Array| -> Result<Array, EngineError> {
             if array.dim(0) == rows.span && ring == seen {
@@ -282,6 +344,24 @@ impl Cache {
         let attended = if rows.stand_ins.is_some() { attended.take_axis(&rows.slots, 0)? } else { attended };
         Ok(attended.reshape(&[rows.rows, heads * head_dim])?)
     }
+}
+
+/// One chunk's part of a pass, (1, heads, L, D) each, and what it sees of a ring that it overwrites.
+struct ChunkTensors {
+    chunk: Chunk,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    past: Option<(Array, Array)>,
+}
+
+/// The rows from `first` on.
+fn tail(array: &Array, first: i32) -> Result<Array, EngineError> {
+    if first == 0 {
+        return Ok(array.clone());
+    }
+    let (heads, head_dim) = (array.dim(1), array.dim(3));
+    ffi::slice(array, &[first, 0, 0, 0], &[array.dim(0), heads, 1, head_dim])
 }
 
 /// Keys up to each slot's own position, of `seen` stored ones: bool (span, 1, 1, seen). A full ring is all within the window.

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     Engine, EngineError, WeightError,
-    cache::{Cache, DecodeRows, Step},
+    cache::{Cache, Chunk, Step},
     ffi,
     models::{self, Model},
     reason,
@@ -105,7 +105,7 @@ impl MlxEngine {
         // Keys come out of the model in the format that its embedding starts with.
         let mut probe = Cache::new(model.cache_layout(), Dtype::Float32)?;
         probe.resize(1, 1)?;
-        let step = Step::Prefill { slot: 0, start: 0, length: 1, prompt_tokens: 1 };
+        let step = Step::new(vec![Chunk { slot: 0, start: 0, length: 1, prompt_tokens: 1 }], &[]);
         let cache_dtype = model.forward(&Array::from_slice(&[0i32], &[1]), &step, &mut probe)?.dtype();
         let cache = Cache::new(model.cache_layout(), cache_dtype)?;
         Ok(Self {
@@ -149,50 +149,61 @@ impl MlxEngine {
         }
         self.cache.begin_step();
 
-        let mut hidden = Vec::new();
-        let mut slots = Vec::new();
+        // All the step's tokens go through the model in one pass: prompt chunks first, then one token of each decoding row.
+        let mut prompt_tokens = Vec::new();
+        let mut chunks = Vec::with_capacity(plan.prefill.len());
         let mut sampled = Vec::new();
+        let mut slots = Vec::new();
+        let mut outputs = Vec::new();
         for prefill in &plan.prefill {
             let sequence = self
                 .sequences
                 .get(&prefill.sequence)
                 .ok_or_else(|| impossible(format!("{:?} is not admitted", prefill.sequence)))?;
             let (start, end) = (prefill.start as usize, (prefill.start + prefill.length) as usize);
-            let prompt = sequence.request.prompt.get(start..end).ok_or_else(|| impossible("a chunk past the prompt".into()))?;
-            let tokens: Vec<i32> = prompt.iter().map(|&token| token as i32).collect();
-            let tokens = Array::from_slice(&tokens, &[prefill.length as i32]);
-            let (slot, start, length) = (prefill.slot as i32, prefill.start as i32, prefill.length as i32);
-            let prompt_tokens = sequence.request.prompt.len() as i32;
-            let outcome = self.model.forward(&tokens, &Step::Prefill { slot, start, length, prompt_tokens }, &mut self.cache)?;
+            let prompt = &sequence.request.prompt;
+            let tokens = prompt.get(start..end).ok_or_else(|| impossible("a chunk past the prompt".into()))?;
+            prompt_tokens.extend(tokens.iter().map(|&token| token as i32));
+            chunks.push(Chunk {
+                slot: prefill.slot as i32,
+                start: prefill.start as i32,
+                length: prefill.length as i32,
+                prompt_tokens: prompt.len() as i32,
+            });
             if prefill.last {
-                hidden.push(ffi::slice(&outcome, &[length - 1, 0], &[length, outcome.dim(1)])?);
-                slots.push(slot);
+                outputs.push(prompt_tokens.len() as i32 - 1);
+                slots.push(prefill.slot as i32);
                 sampled.push((prefill.sequence, None));
             }
-            if start > 0 && !self.on_gpu {
-                // A chunk that read the cache holds its buffer until it has run: the next write would copy all of it.
-                self.wait()?;
-                transforms::eval(self.cache.arrays().chain(hidden.last()))?;
-            }
         }
-        if !plan.decode.is_empty() {
-            let mut rows = plan.decode.clone();
-            rows.sort_unstable_by_key(|row| row.slot);
-            let places: Vec<(u32, u32)> = rows.iter().map(|row| (row.slot, row.position)).collect();
-            let decode = DecodeRows::new(&places);
-            let tokens = self.newest.take_axis(decode.slots(), 0)?;
-            hidden.push(self.model.forward(&tokens, &Step::Decode(decode), &mut self.cache)?);
-            slots.extend(rows.iter().map(|row| row.slot as i32));
-            sampled.extend(rows.iter().map(|row| (row.sequence, Some(row.position))));
+        let chunk_tokens = prompt_tokens.len() as i32;
+        let mut rows = plan.decode.clone();
+        rows.sort_unstable_by_key(|row| row.slot);
+        let places: Vec<(u32, u32)> = rows.iter().map(|row| (row.slot, row.position)).collect();
+        let step = Step::new(chunks, &places);
+        let row_slots: Vec<i32> = rows.iter().map(|row| row.slot as i32).collect();
+        let mut tokens = Vec::with_capacity(2);
+        if chunk_tokens > 0 {
+            tokens.push(Array::from_slice(&prompt_tokens, &[chunk_tokens]));
         }
+        if !rows.is_empty() {
+            tokens.push(self.newest.take_axis(Array::from_slice(&row_slots, &[row_slots.len() as i32]), 0)?);
+        }
+        let tokens = if tokens.len() == 1 { tokens.remove(0) } else { ops::concatenate(&tokens, 0)? };
+        outputs.extend((0..rows.len() as i32).map(|row| chunk_tokens + row));
+        slots.extend(row_slots);
+        sampled.extend(rows.iter().map(|row| (row.sequence, Some(row.position))));
+
+        let hidden = self.model.forward(&tokens, &step, &mut self.cache)?;
         let mut tokens = None;
-        if !hidden.is_empty() {
-            let hidden = if hidden.len() == 1 { hidden.remove(0) } else { ops::concatenate(&hidden, 0)? };
+        if !outputs.is_empty() {
+            let count = outputs.len() as i32;
+            let hidden =
+                if count == step.tokens() { hidden } else { hidden.take_axis(Array::from_slice(&outputs, &[count]), 0)? };
             let chosen = self.sample(&self.model.logits(&hidden)?, &sampled, &slots).map_err(|error| match error {
                 EngineError::Plan { reason, .. } => impossible(reason),
                 other => other,
             })?;
-            let count = slots.len() as i32;
             let updates = chosen.reshape(&[count, 1])?;
             self.newest = ffi::scatter(&self.newest, &[&Array::from_slice(&slots, &[count])], &updates, &[0])?;
             tokens = Some(chosen);

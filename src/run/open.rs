@@ -110,7 +110,7 @@ pub fn refuse_results_as_input(job: &Job) -> Result<(), JobError> {
     Err(JobError::Problems { file: job.file.clone(), problems: vec![problem], left_off: 0 })
 }
 
-pub fn weight_files(files: &ModelFiles) -> Vec<std::path::PathBuf> {
+pub fn weight_files(files: &ModelFiles) -> Vec<PathBuf> {
     match &files.weights {
         Weights::Safetensors { shards, .. } => shards.clone(),
         Weights::Gguf(gguf) => vec![gguf.file.clone()],

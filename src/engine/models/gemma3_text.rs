@@ -172,13 +172,12 @@ struct Attention {
 
 impl Attention {
     fn forward(&self, x: &Array, layer: usize, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
-        let extents = step.extents();
-        let split = |projected: Array, heads: i32| layers::split_heads(&projected, extents, heads, self.head_dim);
+        let split = |projected: Array, heads: i32| layers::split_heads(&projected, heads, self.head_dim);
         let queries = self.q_norm.forward(&split(self.q_proj.forward(x)?, self.heads)?)?;
         let keys = self.k_norm.forward(&split(self.k_proj.forward(x)?, self.kv_heads)?)?;
-        let queries = self.rope.forward(&layers::heads_first(&queries)?, step)?;
-        let keys = self.rope.forward(&layers::heads_first(&keys)?, step)?;
-        let values = layers::heads_first(&split(self.v_proj.forward(x)?, self.kv_heads)?)?;
+        let queries = self.rope.forward(&queries, step)?;
+        let keys = self.rope.forward(&keys, step)?;
+        let values = split(self.v_proj.forward(x)?, self.kv_heads)?;
         self.o_proj.forward(&cache.attend(layer, &queries, &keys, &values, self.scale, step)?)
     }
 }

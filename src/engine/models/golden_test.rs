@@ -15,7 +15,7 @@ use super::{Model, load};
 use crate::{
     engine::{
         Engine, MlxEngine, MlxOptions,
-        cache::{Cache, DecodeRows, Step},
+        cache::{Cache, Chunk, Step},
         weights::{Loader, Policy},
     },
     job,
@@ -94,28 +94,43 @@ fn argmax(logits: &[f32]) -> u32 {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a))).unwrap() as u32
 }
 
-/// Prefills `prompt` into `slot` in chunks; gives the last position's logits.
-fn prefill(model: &dyn Model, cache: &mut Cache, slot: i32, prompt: &[u32], chunk: usize) -> Vec<f32> {
-    let mut last = None;
-    for (index, piece) in prompt.chunks(chunk).enumerate() {
-        let tokens: Vec<i32> = piece.iter().map(|&token| token as i32).collect();
-        let length = piece.len() as i32;
-        cache.begin_step();
-        let step = Step::Prefill { slot, start: (index * chunk) as i32, length, prompt_tokens: prompt.len() as i32 };
-        let hidden = model.forward(&Array::from_slice(&tokens, &[length]), &step, cache).unwrap();
-        last = Some(crate::engine::ffi::slice(&hidden, &[length - 1, 0], &[length, hidden.dim(1)]).unwrap());
+/// A chunk of a prompt: slot, where it starts, its tokens, and the length of the whole prompt.
+type Piece<'a> = (i32, usize, &'a [u32], usize);
+
+/// One pass over chunks and decoding rows of (slot, position, token); gives the logits of each chunk's last token and of each row.
+fn pass(model: &dyn Model, cache: &mut Cache, pieces: &[Piece<'_>], rows: &[(u32, u32, u32)]) -> Vec<Vec<f32>> {
+    let mut tokens = Vec::new();
+    let mut outputs = Vec::new();
+    let mut chunks = Vec::new();
+    for (slot, start, piece, prompt_tokens) in pieces {
+        tokens.extend(piece.iter().map(|&token| token as i32));
+        outputs.push(tokens.len() as i32 - 1);
+        let (start, length, prompt_tokens) = (*start as i32, piece.len() as i32, *prompt_tokens as i32);
+        chunks.push(Chunk { slot: *slot, start, length, prompt_tokens });
     }
-    logits_of(model, &last.unwrap())
+    for row in rows {
+        outputs.push(tokens.len() as i32);
+        tokens.push(row.2 as i32);
+    }
+    let places: Vec<(u32, u32)> = rows.iter().map(|row| (row.0, row.1)).collect();
+    cache.begin_step();
+    let tokens = Array::from_slice(&tokens, &[tokens.len() as i32]);
+    let hidden = model.forward(&tokens, &Step::new(chunks, &places), cache).unwrap();
+    let hidden = hidden.take_axis(Array::from_slice(&outputs, &[outputs.len() as i32]), 0).unwrap();
+    logits_of(model, &hidden).chunks(model.vocabulary() as usize).map(<[f32]>::to_vec).collect()
 }
 
-/// One step for `rows` of (slot, position, token); gives each row's logits.
+/// Prefills `prompt` into `slot` in chunks; gives the last position's logits.
+fn prefill(model: &dyn Model, cache: &mut Cache, slot: i32, prompt: &[u32], chunk: usize) -> Vec<f32> {
+    let mut last = Vec::new();
+    for (index, piece) in prompt.chunks(chunk).enumerate() {
+        last = pass(model, cache, &[(slot, index * chunk, piece, prompt.len())], &[]).remove(0);
+    }
+    last
+}
+
 fn decode(model: &dyn Model, cache: &mut Cache, rows: &[(u32, u32, u32)]) -> Vec<Vec<f32>> {
-    let places: Vec<(u32, u32)> = rows.iter().map(|row| (row.0, row.1)).collect();
-    let tokens: Vec<i32> = rows.iter().map(|row| row.2 as i32).collect();
-    cache.begin_step();
-    let hidden =
-        model.forward(&Array::from_slice(&tokens, &[rows.len() as i32]), &Step::Decode(DecodeRows::new(&places)), cache).unwrap();
-    logits_of(model, &hidden).chunks(model.vocabulary() as usize).map(<[f32]>::to_vec).collect()
+    pass(model, cache, &[], rows)
 }
 
 fn error_against(golden: &Logits, logits: &[f32]) -> f32 {
@@ -171,7 +186,7 @@ fn together(model: &dyn Model, streams: &[Stream]) -> f32 {
         .collect();
     cache.resize(5, 64).unwrap();
     let steps = rows.iter().map(|row| row.joins + row.stream.tokens.len()).max().unwrap();
-    for step in 0..=steps {
+    for step in 0..=steps + 1 {
         match step {
             // All the rows resident by then fit in what the layout becomes.
             9 => cache.resize(6, 128).unwrap(),
@@ -179,12 +194,19 @@ fn together(model: &dyn Model, streams: &[Stream]) -> f32 {
             60 => cache.resize(6, 128).unwrap(),
             _ => {}
         }
+        // A prompt is computed in two chunks, in the two steps before its row joins, beside the rows that decode.
+        let mut pieces: Vec<Piece<'_>> = Vec::new();
         let mut batch = Vec::new();
-        for row in rows.iter_mut() {
-            if step == row.joins {
-                row.logits = prefill(model, &mut cache, row.slot as i32, &row.stream.prompt, 16);
+        for row in &mut rows {
+            let prompt = &row.stream.prompt[..];
+            let cut = prompt.len() / 2;
+            if step == row.joins && cut > 0 {
+                pieces.push((row.slot as i32, 0, &prompt[..cut], prompt.len()));
             }
-            if step < row.joins || row.done == row.stream.tokens.len() {
+            if step == row.joins + 1 {
+                pieces.push((row.slot as i32, cut, &prompt[cut..], prompt.len()));
+            }
+            if step <= row.joins + 1 || row.done == row.stream.tokens.len() {
                 continue;
             }
             if let Some(golden) = row.stream.logits.iter().find(|golden| golden.step == row.done) {
@@ -196,12 +218,13 @@ fn together(model: &dyn Model, streams: &[Stream]) -> f32 {
             row.done += 1;
         }
         batch.sort_unstable();
-        if batch.is_empty() {
+        if batch.is_empty() && pieces.is_empty() {
             continue;
         }
-        let logits = decode(model, &mut cache, &batch);
-        for (place, of_row) in batch.iter().zip(logits) {
-            rows.iter_mut().find(|row| row.slot == place.0).unwrap().logits = of_row;
+        let logits = pass(model, &mut cache, &pieces, &batch);
+        let slots = pieces.iter().map(|piece| piece.0 as u32).chain(batch.iter().map(|place| place.0));
+        for (slot, of_row) in slots.zip(logits) {
+            rows.iter_mut().find(|row| row.slot == slot).unwrap().logits = of_row;
         }
     }
     assert!(rows.iter().all(|row| row.done == row.stream.tokens.len()));

@@ -95,14 +95,9 @@ pub fn gelu_tanh(x: &Array) -> Result<Array, EngineError> {
     Ok(x.multiply(scalar(0.5)?)?.multiply(ops::tanh(inner)?.add(scalar(1.0)?)?)?)
 }
 
-/// (B × L, heads × D) -> (B, L, heads, D)
-pub fn split_heads(x: &Array, extents: (i32, i32), heads: i32, head_dim: i32) -> Result<Array, EngineError> {
-    Ok(x.reshape(&[extents.0, extents.1, heads, head_dim])?)
-}
-
-/// (B, L, heads, D) -> (B, heads, L, D)
-pub fn heads_first(x: &Array) -> Result<Array, EngineError> {
-    Ok(x.transpose_axes(&[0, 2, 1, 3])?)
+/// (N, heads × D) -> (N, heads, 1, D): each token is a sequence of its own to the rope.
+pub fn split_heads(x: &Array, heads: i32, head_dim: i32) -> Result<Array, EngineError> {
+    Ok(x.reshape(&[x.dim(0), heads, 1, head_dim])?)
 }
 
 /// What a gated feed-forward layer applies to its gate.

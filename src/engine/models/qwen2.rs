@@ -110,13 +110,10 @@ struct Attention {
 
 impl Attention {
     fn forward(&self, x: &Array, layer: usize, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
-        let extents = step.extents();
-        let heads_of = |projected: Array, heads: i32| -> Result<Array, EngineError> {
-            layers::heads_first(&layers::split_heads(&projected, extents, heads, self.head_dim)?)
-        };
-        let queries = self.rope.forward(&heads_of(self.q_proj.forward(x)?, self.heads)?, step)?;
-        let keys = self.rope.forward(&heads_of(self.k_proj.forward(x)?, self.kv_heads)?, step)?;
-        let values = heads_of(self.v_proj.forward(x)?, self.kv_heads)?;
+        let split = |projected: Array, heads: i32| layers::split_heads(&projected, heads, self.head_dim);
+        let queries = self.rope.forward(&split(self.q_proj.forward(x)?, self.heads)?, step)?;
+        let keys = self.rope.forward(&split(self.k_proj.forward(x)?, self.kv_heads)?, step)?;
+        let values = split(self.v_proj.forward(x)?, self.kv_heads)?;
         let scale = (self.head_dim as f32).powf(-0.5);
         self.o_proj.forward(&cache.attend(layer, &queries, &keys, &values, scale, step)?)
     }

@@ -4,7 +4,7 @@
 
 use std::f64::consts::PI;
 
-use mlx_rs::{Array, fast, ops};
+use mlx_rs::{Array, Dtype, fast, ops};
 use serde_json::Value;
 
 use crate::engine::{EngineError, cache::Step};
@@ -105,7 +105,7 @@ impl Rope {
         }
     }
 
-    /// Rotates (B, heads, L, D) to the positions of `step`.
+    /// Rotates (N, heads, 1, D) to the positions of `step`.
     pub fn forward(&self, x: &Array, step: &Step) -> Result<Array, EngineError> {
         match &self.kind {
             Kind::Plain { base, scale } => self.rotate(x, Some(*base), *scale, step, None),
@@ -117,20 +117,15 @@ impl Rope {
                 self.rotate(&scaled, None, 1.0, step, Some(frequencies))
             }
             Kind::Dynamic { base, factor, trained_tokens } => {
-                let grown = |tokens: f64| {
-                    let dims = f64::from(self.head_dim);
-                    base * (factor * tokens.max(*trained_tokens) / trained_tokens - (factor - 1.0)).powf(dims / (dims - 2.0))
-                };
-                match step {
-                    // The whole prompt has one base, however it is cut into chunks.
-                    Step::Prefill { prompt_tokens, .. } => {
-                        self.rotate(x, Some(grown(f64::from(*prompt_tokens)) as f32), 1.0, step, None)
-                    }
-                    Step::Decode(rows) if f64::from(rows.last_position() + 1) <= *trained_tokens => {
-                        self.rotate(x, Some(*base as f32), 1.0, step, None)
-                    }
-                    Step::Decode(rows) => self.rotate_each(x, rows.positions(), *factor, *trained_tokens, *base),
+                if step.reaches().iter().all(|&reach| f64::from(reach) <= *trained_tokens) {
+                    return self.rotate(x, Some(*base as f32), 1.0, step, None);
                 }
+                let dims = f64::from(self.head_dim);
+                let bases = step.reaches().iter().map(|&reach| {
+                    let tokens = f64::from(reach).max(*trained_tokens);
+                    base * (factor * tokens / trained_tokens - (factor - 1.0)).powf(dims / (dims - 2.0))
+                });
+                self.rotate_each(x, step.positions(), bases)
             }
         }
     }
@@ -143,30 +138,22 @@ impl Rope {
         step: &Step,
         frequencies: Option<&Array>,
     ) -> Result<Array, EngineError> {
-        Ok(match step {
-            Step::Prefill { start, .. } => fast::rope(x, self.head_dim, self.traditional, base, scale, *start, frequencies)?,
-            Step::Decode(rows) => {
-                fast::rope_dynamic(x, self.head_dim, self.traditional, base, scale, rows.positions(), frequencies)?
-            }
-        })
+        Ok(fast::rope_dynamic(x, self.head_dim, self.traditional, base, scale, step.positions(), frequencies)?)
     }
 
-    /// A base for each row, which the fused operation does not take.
-    fn rotate_each(&self, x: &Array, positions: &Array, factor: f64, trained_tokens: f64, base: f64) -> Result<Array, EngineError> {
-        let dims = self.head_dim;
-        let rows = x.dim(0);
-        let scalar = |value: f64| Array::from_f32(value as f32);
-        let positions = positions.as_dtype(mlx_rs::Dtype::Float32)?.reshape(&[rows, 1, 1, 1])?;
-        let tokens = ops::maximum(positions.add(scalar(1.0))?, scalar(trained_tokens))?;
-        let growth = tokens.multiply(scalar(factor / trained_tokens))?.subtract(scalar(factor - 1.0))?;
-        let log_base = growth.log()?.multiply(scalar(f64::from(dims) / f64::from(dims - 2)))?.add(scalar(base.ln()))?;
-        let exponents: Vec<f32> = (0..dims).step_by(2).map(|index| -(index as f32) / dims as f32).collect();
-        // (B, 1, 1, D / 2)
-        let angles = positions.multiply(log_base.multiply(Array::from_slice(&exponents, &[1, 1, 1, dims / 2]))?.exp()?)?;
-        let (cosine, sine) = (angles.cos()?.as_dtype(x.dtype())?, angles.sin()?.as_dtype(x.dtype())?);
+    /// A base for each token, which the fused operation does not take.
+    fn rotate_each(&self, x: &Array, positions: &Array, bases: impl Iterator<Item = f64>) -> Result<Array, EngineError> {
         if self.traditional {
             return Err(EngineError::Mlx("dynamic rope over interleaved pairs is not supported".into()));
         }
+        let (dims, tokens) = (self.head_dim, x.dim(0));
+        let frequencies: Vec<f32> = bases
+            .flat_map(|base| (0..dims).step_by(2).map(move |index| base.powf(-f64::from(index) / f64::from(dims)) as f32))
+            .collect();
+        // (N, 1, 1, D / 2)
+        let frequencies = Array::from_slice(&frequencies, &[tokens, 1, 1, dims / 2]);
+        let angles = positions.as_dtype(Dtype::Float32)?.reshape(&[tokens, 1, 1, 1])?.multiply(frequencies)?;
+        let (cosine, sine) = (angles.cos()?.as_dtype(x.dtype())?, angles.sin()?.as_dtype(x.dtype())?);
         let halves = x.split_equal(2, -1)?;
         let first = halves[0].multiply(&cosine)?.subtract(halves[1].multiply(&sine)?)?;
         let second = halves[0].multiply(&sine)?.add(halves[1].multiply(&cosine)?)?;
