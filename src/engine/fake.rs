@@ -154,6 +154,8 @@ pub enum Fault {
         "prefill of sequence {sequence} says last = {stated}, and its prompt of {prompt_tokens} tokens says otherwise at {end}"
     )]
     PrefillLast { sequence: u64, stated: bool, end: u64, prompt_tokens: u64 },
+    #[error("its prefill covers {tokens} prompt tokens, and {prefill_chunk} are the limit of a step")]
+    PrefillTokens { tokens: u64, prefill_chunk: u32 },
     #[error("{rows} rows are in prefill, and {prompt_concurrency} are the limit")]
     TooManyInPrefill { rows: usize, prompt_concurrency: u32 },
     #[error("sequence {sequence} is decoded with {filled} of its {prompt_tokens} prompt tokens computed")]
@@ -208,7 +210,7 @@ impl FakeEngine {
         Self { model, limits: None, slots: Vec::new(), in_flight: VecDeque::with_capacity(IN_FLIGHT_MAX), step: 0 }
     }
 
-    /// From now on plans must keep to `limits` too: budget, rows, chunks, rows in prefill.
+    /// From now on plans must keep to `limits` too: budget, rows, chunks, prompt tokens and rows of a step's prefill.
     pub fn hold_to(&mut self, limits: Limits) {
         self.limits = Some(limits);
     }
@@ -233,6 +235,7 @@ impl FakeEngine {
         self.check_layout(plan)?;
         let mut step = Step { chunks: Vec::new(), sampled: Vec::with_capacity(plan.prefill.len() + plan.decode.len()) };
         plan.prefill.iter().try_for_each(|prefill| self.prefill(prefill, &mut step))?;
+        self.check_prefill_tokens(plan)?;
         plan.decode.iter().try_for_each(|decode| self.decode(decode, &mut step))?;
         Ok(step)
     }
@@ -339,6 +342,15 @@ impl FakeEngine {
             step.chunks.push(slot);
         }
         Ok(())
+    }
+
+    /// All chunks are computed in one forward pass, and the budget has the scratch of one full chunk.
+    fn check_prefill_tokens(&self, plan: &Plan) -> Result<(), Fault> {
+        let tokens = plan.prefill.iter().map(|prefill| u64::from(prefill.length)).sum();
+        match self.limits.as_ref().map(|limits| limits.prefill_chunk).filter(|limit| tokens > u64::from(*limit)) {
+            Some(prefill_chunk) => Err(Fault::PrefillTokens { tokens, prefill_chunk }),
+            None => Ok(()),
+        }
     }
 
     fn decode(&mut self, &Decode { sequence, slot, position }: &Decode, step: &mut Step) -> Result<(), Fault> {

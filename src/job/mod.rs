@@ -96,9 +96,9 @@ pub struct Batching {
     /// Rows decoded together at most.
     pub rows: u32,
     pub kv_budget: KvBudget,
-    /// Prompt tokens a row computes in one step at most.
+    /// Prompt tokens of a step at most, those of all its rows together; a longer prompt is computed in chunks of so many.
     pub prefill_chunk: u32,
-    /// Rows in prefill at once at most.
+    /// Rows that compute prompt tokens in one step at most.
     pub prompt_concurrency: u32,
     pub order: Order,
 }

@@ -15,7 +15,7 @@ pub struct Price {
     pub fixed_bytes_per_slot: u64,
     /// Slots grow in steps of this many tokens; 0 counts as 1.
     pub slot_tokens_step: u32,
-    /// Prefill scratch: bytes a prompt token of a chunk, and bytes a (chunk token × context token) pair.
+    /// Scratch of a step's prefill: bytes a prompt token, and bytes a (prompt token × token of its own context) pair.
     pub prefill_bytes_per_token: u64,
     pub prefill_bytes_per_pair: u64,
 }
@@ -36,7 +36,7 @@ impl Price {
         slot.saturating_mul(u64::from(slots))
     }
 
-    /// Bytes of the largest prefill step over a context of `slot_tokens`.
+    /// Bytes of the largest prefill step over contexts of `slot_tokens`: all its chunks together have `chunk` tokens at most.
     pub fn prefill_bytes(&self, chunk: u32, slot_tokens: u32) -> u64 {
         let pairs = self.prefill_bytes_per_pair.saturating_mul(u64::from(slot_tokens));
         self.prefill_bytes_per_token.saturating_add(pairs).saturating_mul(u64::from(chunk))
@@ -48,9 +48,9 @@ impl Price {
 pub struct Limits {
     /// Rows in the cache at once at most; as many more may wait.
     pub rows: u32,
-    /// Prompt tokens a row computes in one step at most.
+    /// Prompt tokens of a step at most, those of all its rows together; a row's chunks start at multiples of it.
     pub prefill_chunk: u32,
-    /// Rows in prefill at once at most.
+    /// Rows that compute prompt tokens in one step at most.
     pub prompt_concurrency: u32,
     /// The cache and the prefill scratch together never cost more, by `price`.
     pub kv_bytes_max: u64,
@@ -60,7 +60,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Bytes that a cache of `slots` slots of `slot_tokens` tokens costs, the largest prefill step over it included.
+    /// Bytes that a cache of `slots` slots of `slot_tokens` tokens costs, the largest prefill step over it included: that is one full
+    /// chunk, as several rows' chunks in one step are no longer together, and none of their contexts is longer than a slot.
     pub fn layout_bytes(&self, slots: u32, slot_tokens: u32) -> u64 {
         let prefill = self.price.prefill_bytes(self.prefill_chunk, slot_tokens);
         self.price.cache_bytes(slots, slot_tokens).saturating_add(prefill)

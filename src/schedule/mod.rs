@@ -24,12 +24,20 @@
 //! - **Order.** Rows are admitted in the order in which they were added; a row that does not fit holds back those behind it.
 //! - **Budget.** Every plan's layout costs [`Limits::layout_bytes`]`(slots, slot_tokens) <= kv_bytes_max`. A row is admitted with
 //!   all the positions it can ever fill, so no row in the cache is ever put out of it.
-//! - **Progress.** A row that was accepted fits an empty cache, and every row in the cache advances in every step, so each row
-//!   ends.
+//! - **Progress.** A row that was accepted fits an empty cache, and in every step every decoding row and the row in prefill
+//!   advance, so each row ends.
 //! - **Slots.** A row gets the lowest free slot and keeps it until its release. Its positions are filled from 0 on, each once.
 //! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, and every later token is a
 //!   step of its own: what is computed for a row does not depend on its neighbours.
-//! - **Prefill.** At most `prompt_concurrency` rows are in prefill. A row is admitted only when it may start at once.
+//! - **Prefill.** A step computes at most `prefill_chunk` prompt tokens, of at most `prompt_concurrency` rows, in the order of
+//!   their admission. A row is admitted only when its first chunk fits into what the step has left, so it starts at once.
+//!
+//! # Prefill
+//!
+//! An engine computes all chunks of a step in one forward pass, so `prefill_chunk` bounds them together. It is also the length of
+//! each chunk but a prompt's last: a chunk that is not its row's last fills its step. So at most one row is in prefill from one
+//! step to the next; it goes first, never finds its chunk too long for the step, and what its last chunk leaves over is for the
+//! rows admitted behind it. A step's chunks are either a full one alone, or last chunks only.
 //!
 //! # Layout
 //!
@@ -54,7 +62,9 @@
 //! - One step ahead, a row that stops early costs a dropped token and its slot one idle step; a row that ends by `max_tokens` costs
 //!   the idle step alone.
 //! - Budget is set aside for `max_tokens`, though a row may stop well before.
-//! - The prefill scratch of one row's chunk is priced, as an engine computes the rows in prefill one after another.
+//! - A step's prompt tokens are not always used up: a row that waits is not admitted with less than its whole first chunk, and
+//!   holds back those behind it, for whose shorter prompts there would be room.
+//! - The prefill scratch of a full chunk is priced, whether or not any prompt is that long.
 
 mod budget;
 mod plan;
@@ -69,7 +79,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use budget::Layout;
-use sequence::{Sequence, Work};
+use sequence::Sequence;
 
 /// Plans that may be in flight together: one being computed, one launched behind it.
 pub const IN_FLIGHT_MAX: usize = 2;
@@ -81,9 +91,10 @@ pub struct Scheduler {
     waiting: VecDeque<Arc<Request>>,
     /// By slot.
     rows: Vec<Option<Sequence>>,
-    /// Rows that have not ended, and those of them that are in prefill.
+    /// Rows that have not ended.
     running: u32,
-    in_prefill: u32,
+    /// Slot of the row whose prompt goes on in the next step: one at most, as its chunk filled the step.
+    in_prefill: Option<u32>,
     layout: Layout,
     /// Slots freed, which no plan has told yet.
     released: Vec<Release>,
@@ -103,8 +114,9 @@ struct InFlight {
 /// Numbers for a report, as of the last plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
-    /// Rows in the cache that have not ended, rows in prefill included.
+    /// Rows in the cache that have not ended, a row in prefill included.
     pub running: u32,
+    /// Rows whose prompt goes on in the next step: 0 or 1.
     pub in_prefill: u32,
     pub waiting: u32,
     /// The cache's layout.
@@ -146,7 +158,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             rows: Vec::new(),
             running: 0,
-            in_prefill: 0,
+            in_prefill: None,
             layout: Layout::default(),
             released: Vec::new(),
             in_flight: VecDeque::with_capacity(IN_FLIGHT_MAX),
@@ -183,7 +195,7 @@ impl Scheduler {
         let Layout { slots, slot_tokens } = self.layout;
         Counters {
             running: self.running,
-            in_prefill: self.in_prefill,
+            in_prefill: u32::from(self.in_prefill.is_some()),
             waiting: self.waiting.len() as u32,
             slots,
             slot_tokens,
@@ -201,7 +213,8 @@ impl Scheduler {
         assert!(self.in_flight.len() < IN_FLIGHT_MAX, "{IN_FLIGHT_MAX} plans are in flight: commit the oldest first");
         let mut held = self.release();
         let admitted = self.admit(&mut held);
-        let (prefill, decode) = self.advance();
+        let decode = self.decode();
+        let prefill = self.prefill(&admitted);
         let mut plan = Plan { step: self.step, admitted, prefill, decode, ..Plan::default() };
         if !plan.is_empty() {
             self.halve(held);
@@ -241,8 +254,9 @@ impl Scheduler {
 
     /// Gives a row up, waiting or in the cache; it will not be among the finished. False where there is no such row (any more).
     pub fn cancel(&mut self, sequence: SequenceId) -> bool {
-        if let Some(row) = self.rows.iter_mut().flatten().find(|row| row.request.sequence == sequence && !row.ended) {
-            self.in_prefill -= u32::from(row.in_prefill());
+        let mut rows = self.rows.iter_mut().zip(0..).filter_map(|(row, slot)| row.as_mut().map(|row| (row, slot)));
+        if let Some((row, slot)) = rows.find(|(row, _)| row.request.sequence == sequence && !row.ended) {
+            self.in_prefill.take_if(|in_prefill| *in_prefill == slot);
             self.running -= 1;
             row.end();
             return true;
@@ -268,13 +282,22 @@ impl Scheduler {
         held
     }
 
-    /// Moves rows from the queue into the lowest free slots while they fit.
+    /// Moves rows from the queue into the lowest free slots while they fit, the cache and the step.
     fn admit(&mut self, held: &mut Layout) -> Vec<Admission> {
         let mut admitted = Vec::new();
         let mut slot = 0;
-        while self.in_prefill < self.limits.prompt_concurrency
+        let prefill_chunk = self.limits.prefill_chunk;
+        let in_prefill = self.in_prefill.and_then(|slot| self.rows[slot as usize].as_ref());
+        let mut prompt_tokens_left = prefill_chunk - in_prefill.map_or(0, |row| row.chunk_tokens(prefill_chunk));
+        let mut rows_left = self.limits.prompt_concurrency - u32::from(in_prefill.is_some());
+        while rows_left > 0
             && let Some(request) = self.waiting.front()
         {
+            // Fits: `Limits::check` holds prompt and completion to a context counted in u32.
+            let chunk_tokens = prefill_chunk.min(request.prompt.len() as u32);
+            if chunk_tokens > prompt_tokens_left {
+                break;
+            }
             // Slots below the one taken last are full: nothing is freed in between.
             while self.rows.get(slot as usize).is_some_and(Option::is_some) {
                 slot += 1;
@@ -295,7 +318,8 @@ impl Scheduler {
             }
             self.rows[slot as usize] = Some(Sequence::new(Arc::clone(&request)));
             self.running += 1;
-            self.in_prefill += 1;
+            prompt_tokens_left -= chunk_tokens;
+            rows_left -= 1;
             admitted.push(Admission { request, slot, reserved_tokens });
         }
         admitted
@@ -305,23 +329,31 @@ impl Scheduler {
         self.limits.layout_bytes(layout.slots, layout.slot_tokens) <= self.limits.kv_bytes_max
     }
 
-    /// One piece of work for each row that has any.
-    fn advance(&mut self) -> (Vec<Prefill>, Vec<Decode>) {
-        let mut prefill = Vec::with_capacity(self.in_prefill as usize);
-        let mut decode = Vec::with_capacity((self.running - self.in_prefill) as usize);
+    /// The next token of each row whose prompt was computed before this step, by slot.
+    fn decode(&mut self) -> Vec<Decode> {
+        let mut decode = Vec::with_capacity(self.running as usize);
         for (row, slot) in self.rows.iter_mut().zip(0..) {
             let Some(row) = row else { continue };
-            let sequence = row.request.sequence;
-            match row.advance(self.limits.prefill_chunk) {
-                Some(Work::Prefill { start, length, last }) => {
-                    self.in_prefill -= u32::from(last);
-                    prefill.push(Prefill { sequence, slot, start, length, last });
-                }
-                Some(Work::Decode { position }) => decode.push(Decode { sequence, slot, position }),
-                None => {}
+            if let Some(position) = row.next_token() {
+                decode.push(Decode { sequence: row.request.sequence, slot, position });
             }
         }
-        (prefill, decode)
+        decode
+    }
+
+    /// The next chunk of the row in prefill, then the first chunks of those `admitted`, for which [`admit`](Self::admit) left room.
+    fn prefill(&mut self, admitted: &[Admission]) -> Vec<Prefill> {
+        let mut prefill = Vec::with_capacity(1 + admitted.len());
+        for slot in self.in_prefill.take().into_iter().chain(admitted.iter().map(|admission| admission.slot)) {
+            let Some(row) = &mut self.rows[slot as usize] else { continue };
+            let (start, length) = row.next_chunk(self.limits.prefill_chunk);
+            let last = !row.in_prefill();
+            if !last {
+                self.in_prefill = Some(slot);
+            }
+            prefill.push(Prefill { sequence: row.request.sequence, slot, start, length, last });
+        }
+        prefill
     }
 
     /// Shrinks the layout to what the rows in the cache (`held`) and those waiting need, when that costs at most half as much.

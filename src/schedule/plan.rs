@@ -40,7 +40,9 @@ pub struct Plan {
     /// The cache's layout from this step on, which the budget has priced: slots × tokens a slot.
     pub slots: u32,
     pub slot_tokens: u32,
+    /// In the order of the rows' admission; [`Limits::prefill_chunk`](super::Limits::prefill_chunk) tokens together at most.
     pub prefill: Vec<Prefill>,
+    /// By slot.
     pub decode: Vec<Decode>,
 }
 

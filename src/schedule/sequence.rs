@@ -4,13 +4,6 @@ use std::sync::Arc;
 
 use super::{FinishReason, Request};
 
-/// What a row computes in one step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Work {
-    Prefill { start: u32, length: u32, last: bool },
-    Decode { position: u32 },
-}
-
 /// Two clocks run in it: what is planned goes ahead of what is committed by as many steps as are in flight.
 #[derive(Debug)]
 pub(super) struct Sequence {
@@ -37,25 +30,34 @@ impl Sequence {
         self.planned == 0
     }
 
-    /// Plans its next step: the next chunk of the prompt, or the next token unless `max_tokens` are planned already.
-    pub fn advance(&mut self, prefill_chunk: u32) -> Option<Work> {
-        if self.ended || self.planned == self.request.max_tokens {
+    /// Tokens of its prompt's next chunk.
+    pub fn chunk_tokens(&self, prefill_chunk: u32) -> u32 {
+        prefill_chunk.min(self.prompt_tokens() - self.prefilled)
+    }
+
+    /// Plans the next chunk of the prompt of a row in prefill: where it starts, and its length.
+    pub fn next_chunk(&mut self, prefill_chunk: u32) -> (u32, u32) {
+        let (start, length) = (self.prefilled, self.chunk_tokens(prefill_chunk));
+        self.prefilled += length;
+        self.planned = u32::from(self.prefilled == self.prompt_tokens());
+        self.in_flight += 1;
+        (start, length)
+    }
+
+    /// Plans the next token: the position it is decoded at. None in prefill, at the end, or when `max_tokens` are planned already.
+    pub fn next_token(&mut self) -> Option<u32> {
+        if self.ended || self.in_prefill() || self.planned == self.request.max_tokens {
             return None;
         }
-        // Fits: `Limits::check` holds prompt and completion to a context counted in u32.
-        let prompt_tokens = self.request.prompt.len() as u32;
-        self.in_flight += 1;
-        if self.planned == 0 {
-            let start = self.prefilled;
-            let length = prefill_chunk.min(prompt_tokens - start);
-            self.prefilled += length;
-            let last = self.prefilled == prompt_tokens;
-            self.planned = u32::from(last);
-            return Some(Work::Prefill { start, length, last });
-        }
-        let position = prompt_tokens + self.planned - 1;
+        let position = self.prompt_tokens() + self.planned - 1;
         self.planned += 1;
-        Some(Work::Decode { position })
+        self.in_flight += 1;
+        Some(position)
+    }
+
+    /// Fits: `Limits::check` holds prompt and completion to a context counted in u32.
+    fn prompt_tokens(&self) -> u32 {
+        self.request.prompt.len() as u32
     }
 
     /// Takes a committed token; says whether the row ends with it, and why.

@@ -84,7 +84,8 @@ fn same_on_every_schedule(model: &str) -> Results {
             (1, _) => assert!((together - 1.0).abs() < 1e-9, "{context}: {together}"),
             // The budget made rows wait, and did not make them go one by one.
             (_, Some(_)) => assert!(together > 1.0 && together < 8.0, "{context}: {together}"),
-            _ if concurrency == 1 => assert!(together > 1.2, "{context}: {together}"),
+            // Chunks shorter than the prompts: rows join one at a time, several steps apart.
+            _ if chunk < 10 => assert!(together > 1.2, "{context}: {together}"),
             (rows, None) => assert!(together > f64::from(rows) * 0.4, "{context}: {together}"),
         }
     }

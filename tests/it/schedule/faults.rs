@@ -16,10 +16,10 @@ fn limits() -> Limits {
     Limits { rows: 4, prefill_chunk: 2, prompt_concurrency: 2, kv_bytes_max: 2 * 8 + 2, price: price(4), context_length: 16 }
 }
 
-/// Prompts of one to three chunks; row 1 stops early.
+/// Prompts of one to three chunks; row 1 stops early. Its prompt shares step 2 with the last chunk of row 0.
 fn rows() -> Vec<Arc<Request>> {
     let row = |sequence, prompt_tokens, max_tokens| request(sequence, prompt_tokens, max_tokens, &[]);
-    vec![row(0, 5, 4), stopping(&model(&limits()), &row(1, 3, 4)), row(2, 2, 3), row(3, 4, 4)]
+    vec![row(0, 5, 4), stopping(&model(&limits()), &row(1, 1, 3)), row(2, 2, 3), row(3, 4, 4)]
 }
 
 /// Runs the rows up to the first plan that `plant` changes, and returns what the engine says to that one.
@@ -100,7 +100,7 @@ fn one_row_too_many_is_over_the_budget() {
 fn one_row_too_many_does_not_fit_the_layout_that_was_priced() {
     check(Fault::OutsideLayout { sequence: 2, slot: 2, slots: 2 }, |plan, _, waiting| {
         admit(plan, &waiting[0], 2);
-        true
+        plan.slots == 2
     });
 }
 
@@ -112,7 +112,7 @@ fn a_layout_must_hold_every_row() {
     });
     check(Fault::OutsideLayout { sequence: 1, slot: 1, slots: 1 }, |plan, earlier, _| {
         plan.slots = 1;
-        !earlier.is_empty()
+        earlier.last().is_some_and(|earlier| earlier.slots == 2)
     });
     check(Fault::TooManySlots { slots: 5, rows: 4 }, |plan, _, _| {
         plan.slots = 5;
@@ -130,8 +130,8 @@ fn a_reservation_is_exact() {
 
 #[test]
 fn a_slot_is_not_used_again_too_early() {
-    check(Fault::SlotTaken { sequence: 2, slot: 1, owner: 1 }, |plan, earlier, waiting| {
-        let Some(row) = waiting.first().filter(|_| !earlier.is_empty()) else { return false };
+    check(Fault::SlotTaken { sequence: 2, slot: 1, owner: 1 }, |plan, _, waiting| {
+        let Some(row) = waiting.first().filter(|_| plan.slots == 2) else { return false };
         admit(plan, row, 1);
         true
     });
@@ -145,20 +145,20 @@ fn a_slot_is_not_used_again_too_early() {
 #[test]
 fn a_slot_is_not_released_while_a_step_in_flight_computes_it() {
     let (step, reason) = refusal(2, |plan, earlier, _| {
-        let Some(decode) = earlier.last().and_then(|earlier| earlier.decode.first().copied()) else { return false };
+        let Some(decode) = earlier.last().and_then(|earlier| earlier.decode.last().copied()) else { return false };
         plan.decode.retain(|other| other.sequence != decode.sequence);
         plan.released.push(Release { sequence: decode.sequence, slot: decode.slot });
         true
     });
     assert_eq!(reason, Fault::ReleasedInFlight { sequence: 1, slot: 1 }.to_string());
-    assert_eq!(step, 3, "row 1 is first decoded in step 2, after two chunks");
+    assert_eq!(step, 4, "row 1 is first decoded in step 3, after its prompt in step 2");
 }
 
 #[test]
 fn a_slot_is_released_by_its_owner_and_once() {
     check(Fault::NotInSlot { sequence: 0, slot: 1 }, |plan, earlier, _| {
         plan.released.push(Release { sequence: SequenceId(0), slot: 1 });
-        !earlier.is_empty()
+        earlier.last().is_some_and(|earlier| earlier.slots == 2)
     });
     check(Fault::NotInSlot { sequence: 1, slot: 1 }, |plan, _, _| {
         let twice = plan.released.first().copied();
@@ -179,13 +179,13 @@ fn a_chunk_is_not_skipped() {
     });
     // The chunk left out: the row's next one does not follow.
     let (step, reason) = refusal_after_a_gap();
-    assert_eq!((step, reason), (2, Fault::PrefillPosition { sequence: 0, start: 4, filled: 2 }.to_string()));
+    assert_eq!((step, reason), (3, Fault::PrefillPosition { sequence: 0, start: 4, filled: 2 }.to_string()));
 }
 
-/// Launches a schedule whose second chunk of row 0 is taken out of its plan.
+/// Launches a schedule whose second chunk of row 0 is taken out of its plan, which then only decodes row 1.
 fn refusal_after_a_gap() -> (u64, String) {
     let mut lap = Loop::new(&limits(), &model(&limits()), 2);
-    for row in rows() {
+    for row in [request(1, 1, 4, &[]), request(0, 5, 4, &[])] {
         lap.scheduler.add(row).unwrap();
     }
     loop {
@@ -213,8 +213,8 @@ fn a_chunk_is_computed_once_and_is_of_the_prompt() {
         plan.prefill.push(Prefill { start: chunk.start + chunk.length, ..chunk });
         true
     });
-    check(Fault::PrefillRange { sequence: 1, start: 2, end: 4, prompt_tokens: 3 }, |plan, _, _| {
-        prefill(plan, |prefill| prefill.start == 2 && prefill.last, |prefill| prefill.length = 2)
+    check(Fault::PrefillRange { sequence: 0, start: 4, end: 6, prompt_tokens: 5 }, |plan, _, _| {
+        prefill(plan, |prefill| prefill.start == 4 && prefill.last, |prefill| prefill.length = 2)
     });
     check(Fault::PrefillRange { sequence: 0, start: 0, end: 0, prompt_tokens: 5 }, |plan, _, _| {
         prefill(plan, |_| true, |prefill| prefill.length = 0)
@@ -229,7 +229,7 @@ fn a_chunk_is_computed_once_and_is_of_the_prompt() {
 
 #[test]
 fn the_last_chunk_is_the_last() {
-    check(Fault::PrefillLast { sequence: 1, stated: false, end: 3, prompt_tokens: 3 }, |plan, _, _| {
+    check(Fault::PrefillLast { sequence: 0, stated: false, end: 5, prompt_tokens: 5 }, |plan, _, _| {
         prefill(plan, |prefill| prefill.last, |prefill| prefill.last = false)
     });
     check(Fault::PrefillLast { sequence: 0, stated: true, end: 2, prompt_tokens: 5 }, |plan, _, _| {
@@ -247,6 +247,16 @@ fn no_more_rows_are_in_prefill_than_may_be() {
 }
 
 #[test]
+fn no_more_prompt_tokens_are_in_a_step_than_may_be() {
+    // The next row's prompt beside a full chunk: each is right by itself.
+    check(Fault::PrefillTokens { tokens: 3, prefill_chunk: 2 }, |plan, earlier, waiting| {
+        admit(plan, &waiting[0], 1);
+        plan.slots = 2;
+        !earlier.is_empty()
+    });
+}
+
+#[test]
 fn a_row_is_not_decoded_before_its_last_chunk() {
     check(Fault::DecodeBeforePrompt { sequence: 0, filled: 2, prompt_tokens: 5 }, |plan, _, _| {
         let second = plan.prefill.iter().position(|prefill| prefill.start == 2 && !prefill.last);
@@ -258,9 +268,9 @@ fn a_row_is_not_decoded_before_its_last_chunk() {
 
 #[test]
 fn positions_are_filled_in_order() {
-    check(Fault::DecodePosition { sequence: 1, position: 4, filled: 3 }, |plan, _, _| decode(plan, |decode| decode.position += 1));
-    check(Fault::DecodePosition { sequence: 1, position: 2, filled: 3 }, |plan, _, _| decode(plan, |decode| decode.position -= 1));
-    check(Fault::Twice { sequence: 1 }, |plan, _, _| {
+    check(Fault::DecodePosition { sequence: 0, position: 6, filled: 5 }, |plan, _, _| decode(plan, |decode| decode.position += 1));
+    check(Fault::DecodePosition { sequence: 0, position: 4, filled: 5 }, |plan, _, _| decode(plan, |decode| decode.position -= 1));
+    check(Fault::Twice { sequence: 0 }, |plan, _, _| {
         let twice = plan.decode.first().map(|decode| Decode { position: decode.position + 1, ..*decode });
         plan.decode.extend(twice);
         twice.is_some()
@@ -269,8 +279,8 @@ fn positions_are_filled_in_order() {
 
 #[test]
 fn a_row_is_computed_in_its_own_slot() {
-    check(Fault::NotInSlot { sequence: 1, slot: 0 }, |plan, _, _| decode(plan, |decode| decode.slot = 0));
-    check(Fault::NotInSlot { sequence: 7, slot: 1 }, |plan, _, _| decode(plan, |decode| decode.sequence = SequenceId(7)));
+    check(Fault::NotInSlot { sequence: 0, slot: 1 }, |plan, _, _| decode(plan, |decode| decode.slot = 1));
+    check(Fault::NotInSlot { sequence: 7, slot: 0 }, |plan, _, _| decode(plan, |decode| decode.sequence = SequenceId(7)));
     check(Fault::NotInSlot { sequence: 0, slot: 9 }, |plan, _, _| prefill(plan, |_| true, |prefill| prefill.slot = 9));
 }
 
@@ -284,7 +294,7 @@ fn a_row_is_not_decoded_past_its_end() {
             earlier.iter().flat_map(|earlier| &earlier.decode).filter(|decode| decode.sequence == release.sequence).count();
         plan.admitted.retain(|admission| admission.slot != release.slot);
         plan.prefill.retain(|prefill| prefill.slot != release.slot);
-        plan.decode.push(Decode { sequence: release.sequence, slot: release.slot, position: 3 + decoded as u32 });
+        plan.decode.push(Decode { sequence: release.sequence, slot: release.slot, position: 1 + decoded as u32 });
         true
     });
     let (_, reason) = refusal(2, |plan, earlier, _| {

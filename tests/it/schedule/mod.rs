@@ -70,6 +70,8 @@ struct Loop {
     limits: Limits,
     /// Plans in flight at most.
     depth: usize,
+    /// Rows admitted whose last chunk is not planned yet, in the order of their admission.
+    in_prefill: Vec<SequenceId>,
     run: Run,
 }
 
@@ -78,7 +80,8 @@ impl Loop {
         let mut engine = FakeEngine::new(model.clone());
         engine.hold_to(limits.clone());
         let scheduler = Scheduler::new(limits.clone());
-        Self { scheduler, engine, launched: VecDeque::new(), limits: limits.clone(), depth, run: Run::default() }
+        let (launched, limits, run) = (VecDeque::new(), limits.clone(), Run::default());
+        Self { scheduler, engine, launched, limits, depth, in_prefill: Vec::new(), run }
     }
 
     /// Plans and launches a step if there is anything to compute, then commits the oldest when as many are in flight as may be, or
@@ -91,10 +94,7 @@ impl Loop {
             if bytes > self.limits.kv_bytes_max || bytes != self.scheduler.counters().kv_bytes {
                 return Err(format!("step {} costs {bytes} bytes: {:?}", plan.step, self.scheduler.counters()));
             }
-            self.engine.launch(&plan).map_err(|error| error.to_string())?;
-            self.run.admitted.extend(plan.admitted.iter().map(|admission| admission.request.sequence));
-            self.run.steps += 1;
-            self.launched.push_back(plan);
+            self.launch(plan)?;
         }
         if self.launched.len() != self.scheduler.in_flight() {
             return Err(format!(
@@ -106,6 +106,20 @@ impl Loop {
         if idle || self.launched.len() == self.depth {
             self.commit()?;
         }
+        Ok(())
+    }
+
+    /// Every row in prefill has its chunk in the plan, in the order of admission; the engine checks what else the plan claims.
+    fn launch(&mut self, plan: Plan) -> Result<(), String> {
+        self.in_prefill.extend(plan.admitted.iter().map(|admission| admission.request.sequence));
+        if !plan.prefill.iter().map(|prefill| prefill.sequence).eq(self.in_prefill.iter().copied()) {
+            return Err(format!("step {} computes {:?}, and in prefill are {:?}", plan.step, plan.prefill, self.in_prefill));
+        }
+        self.in_prefill = plan.prefill.iter().filter(|prefill| !prefill.last).map(|prefill| prefill.sequence).collect();
+        self.engine.launch(&plan).map_err(|error| error.to_string())?;
+        self.run.admitted.extend(plan.admitted.iter().map(|admission| admission.request.sequence));
+        self.run.steps += 1;
+        self.launched.push_back(plan);
         Ok(())
     }
 

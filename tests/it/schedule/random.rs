@@ -107,6 +107,7 @@ fn check(job: &Job) -> Result<(), TestCaseError> {
             let cancels = lap.scheduler.cancel(SequenceId(row));
             prop_assert_eq!(cancels, known && !ended && !cancelled.contains(&row), "row {}", row);
             cancelled.extend(cancels.then_some(row));
+            lap.in_prefill.retain(|sequence| *sequence != SequenceId(row));
         }
         if !lap.scheduler.is_idle() {
             turn_with_stop_strings(&mut lap, job.stop_string)?;
@@ -135,9 +136,7 @@ fn turn_with_stop_strings(lap: &mut Loop, stop_string: u32) -> Result<(), TestCa
     let plan = lap.scheduler.plan();
     let idle = plan.is_empty();
     if !idle {
-        lap.engine.launch(&plan).map_err(|error| TestCaseError::fail(error.to_string()))?;
-        lap.run.admitted.extend(plan.admitted.iter().map(|admission| admission.request.sequence));
-        lap.launched.push_back(plan);
+        lap.launch(plan).map_err(TestCaseError::fail)?;
     }
     if idle || lap.launched.len() == lap.depth {
         let Some(plan) = lap.launched.pop_front() else { return Err(TestCaseError::fail("nothing to compute, and not idle")) };

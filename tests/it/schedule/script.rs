@@ -250,4 +250,4 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admission budget cancel commit layout one_step_ahead prefill refusal }
+scripts! { admission budget cancel commit layout one_step_ahead prefill prefill_shared refusal }
