@@ -127,8 +127,8 @@ impl MlxEngine {
         if self.on_gpu { bytes.saturating_sub(held) } else { bytes }
     }
 
-    pub fn device_name(&self) -> &'static str {
-        if self.on_gpu { "gpu" } else { "cpu" }
+    pub fn on_gpu(&self) -> bool {
+        self.on_gpu
     }
 
     fn step(&mut self, plan: &Plan) -> Result<Launched, EngineError> {
@@ -145,7 +145,9 @@ impl MlxEngine {
             self.cache.resize(plan.slots as i32, plan.slot_tokens as i32)?;
             let kept = self.newest.dim(0).min(plan.slots as i32);
             let newest = ops::zeros::<i32>(&[plan.slots as i32])?;
-            self.newest = ffi::slice_update(&newest, &ffi::slice(&self.newest, &[0], &[kept])?, &[0])?;
+            // CUDA launches no kernel over nothing.
+            self.newest =
+                if kept == 0 { newest } else { ffi::slice_update(&newest, &ffi::slice(&self.newest, &[0], &[kept])?, &[0])? };
         }
         self.cache.begin_step();
 

@@ -20,6 +20,7 @@ use super::{
     feed::{Fed, Feed, Next, Pending, Source},
     open::{self, Model},
     print, status_of,
+    summary::summarize,
 };
 use crate::{
     args,
@@ -86,10 +87,17 @@ pub fn run(args: &args::Run) -> Result<Status> {
     let Run { feed, mut results, stop, .. } = run;
 
     let mut summary = results.tally.summary().over(started.elapsed().as_secs_f64());
+    summary.rows_resumed = rows_resumed;
+    if outcome.is_ok() && rows_resumed > 0 && summary.rows_ok + summary.rows_failed == 0 {
+        // Nothing was left to do: what earlier runs did is what there is to tell.
+        results
+            .reporter
+            .handle(&Event::Note { message: format!("all rows are in: {rows_resumed} done before, none left to compute") });
+        summary = summarize(&job.output)?;
+    }
     summary.job.clone_from(&job.name);
     summary.model.clone_from(&job.model.path);
     summary.output.clone_from(&job.output);
-    summary.rows_resumed = rows_resumed;
     let total = feed.total();
     let interrupted = stop.load(Ordering::Relaxed);
     let end = match (&outcome, total) {
@@ -226,7 +234,7 @@ impl Run<'_> {
             }
         };
         let (mut engine, kv_bytes_max, device) = model.load(self.job)?;
-        self.results.reporter.handle(&Event::Note { message: format!("computing on the {device}") });
+        self.results.reporter.handle(&Event::Note { message: device.into() });
         let batching = &self.job.batching;
         let mut scheduler = Scheduler::new(Limits {
             rows: batching.rows,

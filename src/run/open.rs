@@ -67,15 +67,16 @@ impl Model {
         }
     }
 
-    /// Loads the weights, and says what the cache may take.
+    /// Loads the weights, and says what the cache may take, and in words what computes.
     pub fn load(&self, job: &Job) -> Result<(Box<dyn Engine>, u64, &'static str)> {
         let (engine, auto, device): (Box<dyn Engine>, u64, _) = match self {
-            Self::Fake => (Box::new(FakeEngine::new(FakeModel::bytes())), 8 << 30, FAKE),
+            Self::Fake => (Box::new(FakeEngine::new(FakeModel::bytes())), 8 << 30, "no model: the tokens are made up"),
             Self::Files(files) => {
                 let options = MlxOptions { device: job.model.device, dtype: job.model.dtype };
                 let engine = MlxEngine::load(&weight_files(files), files.config(), options)
                     .with_context(|| format!("failed to load {}", job.model.path))?;
-                let (auto, device) = (engine.kv_bytes_auto(), engine.device_name());
+                let (auto, device) =
+                    (engine.kv_bytes_auto(), if engine.on_gpu() { "computing on the GPU" } else { "computing on the CPU" });
                 (Box::new(engine), auto, device)
             }
         };
