@@ -77,8 +77,10 @@ struct DecodeRows {
     last_position: i32,
     /// Set where the rows are not exactly the slots `0 .. rows`: for each slot of the span, a row to stand in for it.
     stand_ins: Option<Array>,
-    /// Positions by slot of the span, `(span, 1, 1, 1)`; none where all are equal and no mask is needed.
-    span_positions: Option<Array>,
+    /// Positions by slot of the span, `(span, 1, 1, 1)`.
+    span_positions: Array,
+    /// All rows stand at the same position.
+    equal: bool,
 }
 
 impl DecodeRows {
@@ -107,7 +109,8 @@ impl DecodeRows {
             span,
             last_position,
             stand_ins,
-            span_positions: (!equal).then(|| Array::from_slice(&by_slot, &[span, 1, 1, 1])),
+            span_positions: Array::from_slice(&by_slot, &[span, 1, 1, 1]),
+            equal,
         }
     }
 }
@@ -119,6 +122,8 @@ pub struct Cache {
     dtype: Dtype,
     slots: i32,
     slot_tokens: i32,
+    /// Decoding reads keys in multiples of this many tokens.
+    key_step: i32,
     /// Masks of the decode step under way, by key length: layers of one kind share one.
     masks: Vec<(i32, Array)>,
 }
@@ -129,7 +134,9 @@ struct Layer {
 }
 
 impl Cache {
-    pub fn new(layouts: Vec<LayerLayout>, dtype: Dtype) -> Result<Self, EngineError> {
+    /// With a `key_step` over 1, decoding attends over keys up to the next multiple of it, the rest masked: on CUDA every new length
+    /// costs a plan of its own, and MLX fails when it has too many.
+    pub fn new(layouts: Vec<LayerLayout>, dtype: Dtype, key_step: i32) -> Result<Self, EngineError> {
         let layers = layouts
             .iter()
             .map(|layout| {
@@ -137,7 +144,7 @@ impl Cache {
                 Ok(Layer { keys: ops::zeros_dtype(&shape, dtype)?, values: ops::zeros_dtype(&shape, dtype)? })
             })
             .collect::<Result<_, EngineError>>()?;
-        Ok(Self { layouts, layers, dtype, slots: 0, slot_tokens: 0, masks: Vec::new() })
+        Ok(Self { layouts, layers, dtype, slots: 0, slot_tokens: 0, key_step, masks: Vec::new() })
     }
 
     pub fn layout(&self) -> (i32, i32) {
@@ -321,7 +328,8 @@ impl Cache {
         let heads = queries.dim(1);
         let stored = &self.layers[layer];
         let ring = stored.keys.dim(2);
-        let seen = (rows.last_position + 1).min(ring);
+        let needed = (rows.last_position + 1).min(ring);
+        let seen = ((needed + self.key_step - 1) / self.key_step * self.key_step).min(ring);
         let span_of = |array: &Array| -> Result<Array, EngineError> {
             if array.dim(0) == rows.span && ring == seen {
                 return Ok(array.clone());
@@ -334,12 +342,11 @@ impl Cache {
         if let Some(stand_ins) = &rows.stand_ins {
             queries = queries.take_axis(stand_ins, 0)?;
         }
-        let attended = match &rows.span_positions {
-            Some(positions) => {
-                let mask = mask_of(&mut self.masks, seen, positions)?;
-                fast::scaled_dot_product_attention(queries, all_keys, all_values, scale, mask, None)?
-            }
-            None => fast::scaled_dot_product_attention(queries, all_keys, all_values, scale, None, None)?,
+        let attended = if rows.equal && seen == needed {
+            fast::scaled_dot_product_attention(queries, all_keys, all_values, scale, None, None)?
+        } else {
+            let mask = mask_of(&mut self.masks, seen, &rows.span_positions)?;
+            fast::scaled_dot_product_attention(queries, all_keys, all_values, scale, mask, None)?
         };
         let attended = if rows.stand_ins.is_some() { attended.take_axis(&rows.slots, 0)? } else { attended };
         Ok(attended.reshape(&[rows.rows, heads * head_dim])?)

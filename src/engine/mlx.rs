@@ -103,11 +103,12 @@ impl MlxEngine {
 
     fn with_model(model: Box<dyn Model>, on_gpu: bool) -> Result<Self, EngineError> {
         // Keys come out of the model in the format that its embedding starts with.
-        let mut probe = Cache::new(model.cache_layout(), Dtype::Float32)?;
+        let mut probe = Cache::new(model.cache_layout(), Dtype::Float32, 1)?;
         probe.resize(1, 1)?;
         let step = Step::new(vec![Chunk { slot: 0, start: 0, length: 1, prompt_tokens: 1 }], &[]);
         let cache_dtype = model.forward(&Array::from_slice(&[0i32], &[1]), &step, &mut probe)?.dtype();
-        let cache = Cache::new(model.cache_layout(), cache_dtype)?;
+        let key_step = if on_gpu { SLOT_TOKENS_STEP as i32 } else { 1 };
+        let cache = Cache::new(model.cache_layout(), cache_dtype, key_step)?;
         Ok(Self {
             model,
             cache,

@@ -37,7 +37,6 @@ impl Bar {
     }
 
     /// Prints above the bar.
-    #[expect(clippy::print_stderr, reason = "progress goes to standard error")]
     pub fn print(&self, text: &str) {
         // A terminal that is gone is no fault of the run.
         self.bar.suspend(|| drop(writeln!(io::stderr(), "{text}")));

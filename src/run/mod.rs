@@ -42,7 +42,6 @@ impl From<Status> for ExitCode {
 }
 
 /// Carries out a command; an error is told on standard error with everything that led to it.
-#[expect(clippy::print_stderr, reason = "the one place that tells why the program ends")]
 pub fn command(args: &Args) -> Status {
     let done = match &args.command {
         Command::Run(run) => job_run::run(run),

@@ -1,6 +1,7 @@
 //! The integration tests, in one binary.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may end in a panic")]
 #![expect(clippy::print_stdout, reason = "skipped tests say so")]
+#![expect(clippy::disallowed_methods, reason = "a test waits for a process by looking again after a while")]
 
 mod commands;
 mod hostile;
