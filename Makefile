@@ -9,6 +9,8 @@ NEXTEST := $(shell cargo nextest --version 2>/dev/null)
 TEST := $(if $(NEXTEST),cargo nextest run --locked,cargo test --locked -- --test-threads=1)
 TEST_ALL := $(if $(NEXTEST),cargo nextest run --locked --run-ignored all,cargo test --locked -- --include-ignored --test-threads=1)
 export PYTHONDONTWRITEBYTECODE := 1
+# Tests run side by side: threads of OpenBLAS that wait for each other spin, and make each other ten times slower.
+test test-models: export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: demo build test test-models goldens bench fmt lint clean help setup release model oracle fixtures smollm2
 
