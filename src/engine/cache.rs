@@ -134,8 +134,8 @@ struct Layer {
 }
 
 impl Cache {
-    /// With a `key_step` over 1, decoding attends over keys up to the next multiple of it, the rest masked: on CUDA every new length
-    /// costs a plan of its own, and MLX fails when it has too many.
+    /// With a `key_step` over 1, decoding attends over keys up to the next multiple of it, the rest masked: on CUDA every new
+    /// length costs a plan of its own, and MLX fails when it has too many.
     pub fn new(layouts: Vec<LayerLayout>, dtype: Dtype, key_step: i32) -> Result<Self, EngineError> {
         let layers = layouts
             .iter()

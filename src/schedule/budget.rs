@@ -60,7 +60,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Bytes that a cache of `slots` slots of `slot_tokens` tokens costs, the largest prefill step over it included: that is one full
+    /// Bytes that a cache of `slots` slots of `slot_tokens` tokens costs, the largest prefill step over it included: that is
+    /// one full
     /// chunk, as several rows' chunks in one step are no longer together, and none of their contexts is longer than a slot.
     pub fn layout_bytes(&self, slots: u32, slot_tokens: u32) -> u64 {
         let prefill = self.price.prefill_bytes(self.prefill_chunk, slot_tokens);

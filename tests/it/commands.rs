@@ -168,7 +168,7 @@ fn a_second_run_in_the_folder_is_refused() {
 fn a_resume_that_finds_all_done_loads_no_weights() {
     let project = Project::new(&checkpoint("llama"), &tides(6), SHORT);
     project.run(&[]).with(OK);
-    let computing = |events: &[Value]| events.iter().filter(|event| event["event"] == "note").count();
+    let computing = |events: &[Value]| events.iter().filter(|event| event["message"] == "computing on the CPU").count();
     assert_eq!(computing(&project.events("out")), 1);
     let started = Instant::now();
     project.run(&["--set", "model.device='gpu'"]).with(OK).saying(&["6 done before"]);

@@ -42,7 +42,8 @@ fn kinds_planned_apart(model: &FakeModel, place: u64, lengths: &[u32]) -> Vec<Ro
     kinds
 }
 
-/// Every choice of rows, chunk, prompts in a step, budget and depth that differs for `rows`: chunks up to the longest prompt, and two
+/// Every choice of rows, chunk, prompts in a step, budget and depth that differs for `rows`: chunks up to the longest
+/// prompt, and two
 /// that hold more than it; budgets from what the largest row needs alone to what all need together.
 fn every_limit(rows: &[Arc<Request>]) -> impl Iterator<Item = (Limits, usize)> {
     let largest = rows.iter().map(|row| row.reserved_tokens()).max().unwrap_or(0);
@@ -112,7 +113,8 @@ fn places(count: u64, kinds: impl Fn(&FakeModel, u64, &[u32]) -> Vec<Row>, lengt
     (0..count).map(|place| kinds(&model(&unlimited()), place, lengths)).collect()
 }
 
-/// One limit in seven, each workload's beginning one further on. Neither kinds of rows nor depths come in sevens, so every two kinds
+/// One limit in seven, each workload's beginning one further on. Neither kinds of rows nor depths come in sevens, so every
+/// two kinds
 /// in two places still meet every limit.
 fn one_in_seven() -> impl FnMut(Vec<(Limits, usize)>) -> Vec<(Limits, usize)> {
     let mut workload = 0;
