@@ -23,7 +23,7 @@ rm -rf "$out" && mkdir -p "$out/work" .cargo && rm -f .cargo/config.toml
 work=$out/work
 
 echo "set-up: fetching MLX, OpenBLAS, cmake and libclang"
-python3 -m pip install -q --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: --target "$work/py" -r "$here/requirements.txt"
+python3 -m pip install -q --disable-pip-version-check --root-user-action=ignore --no-deps --require-hashes --only-binary=:all: --target "$work/py" -r "$here/requirements.txt"
 mv "$work/py/mlx" "$work/py/mlx_cpu.libs" "$out/"
 lib=$out/mlx/lib
 cp "$work/py/scipy_openblas32/lib/libscipy_openblas.so" "$lib/"

@@ -62,6 +62,7 @@ impl Job {
         let mut toml = Toml("mlxbatch settings 1\n".to_owned());
         toml.text("model", &self.model.path);
         toml.text("dtype", self.model.dtype.name());
+        toml.text("id", &self.input.columns.id);
         toml.content_columns(&self.input.columns);
         toml.prompt(&self.prompt);
         toml.generation(&self.generation);

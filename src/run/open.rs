@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::{Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
 
@@ -17,6 +18,13 @@ use crate::{
 
 /// The name that needs no model.
 const FAKE: &str = "fake";
+
+/// A model's files beside configuration and weights that change what it says.
+const SIDE_FILES: [&str; 5] =
+    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json"];
+
+const WEIGHT_SAMPLES: u64 = 256;
+const WEIGHT_SAMPLE_BYTES: u64 = 4096;
 
 /// A job's model, found but not loaded.
 pub enum Model {
@@ -44,17 +52,30 @@ impl Model {
         })
     }
 
-    /// Tells apart models with different weights, by what a model's files say of themselves and how large they are.
+    /// Tells apart models: by configuration, tokenizer and template as they are, by what the weights' headers say, and by samples
+    /// of the weights themselves, which are too large to be read in full before every run.
     pub fn hash(&self) -> Result<String> {
         let Self::Files(files) = self else { return Ok(FAKE.into()) };
         let mut hasher = blake3::Hasher::new();
         hasher.update(files.config().to_string().as_bytes());
+        for name in SIDE_FILES {
+            if let Some(text) = files.side_file(name)? {
+                hasher.update(name.as_bytes()).update(text.as_bytes());
+            }
+        }
         for tensor in files.tensors()? {
             hasher.update(format!("\n{} {} {:?} {}", tensor.name, tensor.dtype, tensor.shape, tensor.bytes).as_bytes());
         }
         for file in weight_files(files) {
-            let metadata = fs_err::metadata(&file)?;
-            hasher.update(&metadata.len().to_le_bytes());
+            let mut weights = fs_err::File::open(&file)?;
+            let bytes = weights.metadata()?.len();
+            hasher.update(&bytes.to_le_bytes());
+            let mut sample = vec![0; WEIGHT_SAMPLE_BYTES.min(bytes) as usize];
+            for place in 0..WEIGHT_SAMPLES {
+                weights.seek(SeekFrom::Start((bytes - sample.len() as u64) / (WEIGHT_SAMPLES - 1) * place))?;
+                weights.read_exact(&mut sample)?;
+                hasher.update(&sample);
+            }
         }
         Ok(hasher.finalize().to_hex()[..16].to_owned())
     }

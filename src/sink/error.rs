@@ -20,6 +20,8 @@ pub enum SinkError {
         "{folder} holds {file} but no run.json, so it is no earlier run's results: give another folder with --output, or empty it"
     )]
     Foreign { folder: PathBuf, file: String },
+    #[error("the run.json in {folder} was not written by mlxbatch, so nothing there is removed: give another folder with --output")]
+    ForeignRecord { folder: PathBuf },
     #[error(
         "{folder} holds results of a run that differs from this one: {reasons}. Run with --fresh to discard them, \
          or give another folder with --output"

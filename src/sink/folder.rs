@@ -17,7 +17,7 @@ use super::{
     failed::{FailedRows, Span, reconcile},
     files::{self, Listing, RECORD_FILE, SUCCESS_FILE, part_name, temporary},
     kept::KeptType,
-    record::{Record, State},
+    record::{self, Record, State},
     resume::{self, metadata, widen_part},
     schema::{Layout, writer_properties},
 };
@@ -129,13 +129,25 @@ impl Folder {
             return Err(SinkError::Foreign { folder: path, file });
         }
         if listing.record && fresh {
+            if record::is_foreign(&path.join(RECORD_FILE)) {
+                return Err(SinkError::ForeignRecord { folder: path });
+            }
             files::remove_run(&path, &listing).map_err(SinkError::io("remove the files of the earlier run"))?;
             listing = Listing::default();
         }
         if listing.record {
             let earlier = Record::read(&path.join(RECORD_FILE))?;
-            record.check_same(&earlier, &provenance.job_toml, &path)?;
-            record = record.resuming(earlier);
+            match record.check_same(&earlier, &provenance.job_toml, &path) {
+                // A run that ended before its first part left nothing that another job could spoil.
+                Err(_) if listing.parts.is_empty() => {
+                    files::remove_run(&path, &listing).map_err(SinkError::io("remove the files of the earlier run"))?;
+                    listing = Listing::default();
+                }
+                checked => {
+                    checked?;
+                    record = record.resuming(earlier);
+                }
+            }
         }
         for leftover in &listing.leftovers {
             files::remove_if_there(leftover).map_err(SinkError::io("remove what a killed run was writing"))?;

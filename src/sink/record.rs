@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{SCHEMA_VERSION, SinkError, files, schema::Layout};
 use crate::job::Job;
@@ -32,6 +32,12 @@ pub struct Provenance {
     pub versions: BTreeMap<String, String>,
     /// Processor, memory and the like, by name.
     pub machine: BTreeMap<String, String>,
+}
+
+/// Whether a `run.json` is whole and someone else's; a damaged one may be ours.
+pub(super) fn is_foreign(path: &Path) -> bool {
+    let value = fs::read(path).ok().and_then(|content| serde_json::from_slice::<Map<String, Value>>(&content).ok());
+    value.is_some_and(|fields| !fields.is_empty() && !fields.contains_key("schema_version"))
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -403,6 +403,27 @@ fn a_record_that_cannot_be_read_is_refused() {
 }
 
 #[test]
+fn fresh_removes_nothing_beside_a_strangers_record() {
+    let folder = results_folder();
+    fs::write(folder.path().join(RECORD_FILE), r#"{"precious": 1}"#).unwrap();
+    let error = refused(&job(folder.path()), &provenance(), true);
+    assert_eq!(
+        error,
+        "the run.json in OUT was not written by mlxbatch, so nothing there is removed: give another folder with --output"
+    );
+    assert!(folder.path().join(RECORD_FILE).is_file());
+}
+
+#[test]
+fn a_run_that_ended_before_its_first_part_does_not_hold_the_folder() {
+    let folder = results_folder();
+    let job = job(folder.path());
+    drop(Folder::open(&job, &provenance(), false).unwrap());
+    let other = Provenance { model_hash: "f1".into(), ..provenance() };
+    assert_eq!(Folder::open(&job, &other, false).unwrap().1.rows, 0);
+}
+
+#[test]
 fn a_damaged_part_is_named() {
     let folder = results_folder();
     let job = job(folder.path());
