@@ -154,3 +154,32 @@ pub fn machine() -> BTreeMap<String, String> {
         ("cores".into(), cores.to_string()),
     ])
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_hash_notices_other_weights_and_another_template() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+            let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/checkpoints/llama").join(name);
+            fs::copy(from, folder.path().join(name)).unwrap();
+        }
+        let hash = || Model::Files(Box::new(model::locate(folder.path().to_str().unwrap()).unwrap())).hash().unwrap();
+        let first = hash();
+        assert_eq!(first, hash());
+        let weights = folder.path().join("model.safetensors");
+        let mut bytes = fs::read(&weights).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&weights, bytes).unwrap();
+        let second = hash();
+        assert_ne!(first, second);
+        let template = folder.path().join("tokenizer_config.json");
+        fs::write(&template, fs::read_to_string(&template).unwrap().replacen("role", "rule", 1)).unwrap();
+        assert_ne!(second, hash());
+    }
+}
