@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     Embedding, Linear, Model, RmsNorm,
-    layers::{self, Activation, GatedMlp},
+    layers::{self, Activation, GatedMlp, Output},
     parse,
     rope::{Rope, RopeOptions},
     rope_theta,
@@ -86,8 +86,7 @@ pub struct Gemma3 {
     embed_tokens: Embedding,
     layers: Vec<Layer>,
     norm: RmsNorm,
-    /// None where the embedding serves.
-    lm_head: Option<Linear>,
+    output: Output,
 }
 
 impl Model for Gemma3 {
@@ -109,10 +108,7 @@ impl Model for Gemma3 {
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array, EngineError> {
-        match &self.lm_head {
-            Some(lm_head) => lm_head.forward(hidden),
-            None => self.embed_tokens.as_linear(hidden),
-        }
+        self.output.forward(&self.embed_tokens, hidden)
     }
 
     fn vocabulary(&self) -> u32 {
@@ -225,10 +221,9 @@ pub fn load(config: &Value, mut loader: Loader) -> Result<Gemma3, WeightError> {
         });
     }
     let norm = norm(&mut loader, "model.norm", hidden, eps)?;
-    let lm_head =
-        if loader.has("lm_head.weight") { Some(loader.linear("lm_head", hidden, config.vocab_size, false)?) } else { None };
+    let output = Output::load(&mut loader, None, hidden, config.vocab_size)?;
     loader.finish()?;
-    Ok(Gemma3 { config, embed_tokens, layers, norm, lm_head })
+    Ok(Gemma3 { config, embed_tokens, layers, norm, output })
 }
 
 /// Adds the 1 that Gemma's checkpoints leave out.

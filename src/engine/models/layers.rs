@@ -70,6 +70,28 @@ impl Embedding {
     }
 }
 
+/// Hidden states into logits: by a matrix of its own, or by the embedding where input and output are tied.
+pub struct Output(Option<Linear>);
+
+impl Output {
+    /// Without `tied`, as a configuration may be, the file decides by whether it holds `lm_head`.
+    pub fn load(loader: &mut Loader, tied: Option<bool>, hidden: i32, vocabulary: i32) -> Result<Self, WeightError> {
+        if tied.unwrap_or(!loader.has("lm_head.weight")) {
+            loader.ignore("lm_head.weight");
+            return Ok(Self(None));
+        }
+        Ok(Self(Some(loader.linear("lm_head", hidden, vocabulary, false)?)))
+    }
+
+    /// (N, hidden) -> (N, vocabulary)
+    pub fn forward(&self, embedding: &Embedding, hidden: &Array) -> Result<Array, EngineError> {
+        match &self.0 {
+            Some(lm_head) => lm_head.forward(hidden),
+            None => embedding.as_linear(hidden),
+        }
+    }
+}
+
 /// Root mean square normalization over the last axis.
 pub struct RmsNorm {
     pub weight: Array,

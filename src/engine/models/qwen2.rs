@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     Embedding, Linear, Model, RmsNorm,
-    layers::{self, Activation, GatedMlp},
+    layers::{self, Activation, GatedMlp, Output},
     parse, refuse_window,
     rope::{Rope, RopeOptions},
     rope_theta,
@@ -44,8 +44,7 @@ pub struct Qwen2 {
     embed_tokens: Embedding,
     layers: Vec<Layer>,
     norm: RmsNorm,
-    /// None where the embedding serves.
-    lm_head: Option<Linear>,
+    output: Output,
 }
 
 impl Model for Qwen2 {
@@ -63,10 +62,7 @@ impl Model for Qwen2 {
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array, EngineError> {
-        match &self.lm_head {
-            Some(lm_head) => lm_head.forward(hidden),
-            None => self.embed_tokens.as_linear(hidden),
-        }
+        self.output.forward(&self.embed_tokens, hidden)
     }
 
     fn vocabulary(&self) -> u32 {
@@ -164,13 +160,7 @@ pub fn load(config: &Value, mut loader: Loader) -> Result<Qwen2, WeightError> {
         });
     }
     let norm = loader.rms_norm("model.norm", hidden, config.rms_norm_eps)?;
-    let tied = config.tie_word_embeddings.unwrap_or(!loader.has("lm_head.weight"));
-    let lm_head = if tied {
-        loader.ignore("lm_head.weight");
-        None
-    } else {
-        Some(loader.linear("lm_head", hidden, config.vocab_size, false)?)
-    };
+    let output = Output::load(&mut loader, config.tie_word_embeddings, hidden, config.vocab_size)?;
     loader.finish()?;
-    Ok(Qwen2 { config, embed_tokens, layers, norm, lm_head })
+    Ok(Qwen2 { config, embed_tokens, layers, norm, output })
 }
