@@ -25,6 +25,8 @@ work=$out/work
 echo "set-up: fetching MLX, OpenBLAS, cmake and libclang"
 python3 -m pip install -q --disable-pip-version-check --root-user-action=ignore --no-deps --require-hashes --only-binary=:all: --target "$work/py" -r "$here/requirements.txt"
 mv "$work/py/mlx" "$work/py/mlx_cpu.libs" "$out/"
+# libopus is built by cmake whenever cargo builds its crate, so cmake stays; the wheel's own launcher wants Python, this does not.
+mv "$work/py/cmake/data" "$out/cmake"
 lib=$out/mlx/lib
 cp "$work/py/scipy_openblas32/lib/libscipy_openblas.so" "$lib/"
 
@@ -39,10 +41,10 @@ packages = [p for p in json.load(sys.stdin)["packages"] if p["name"] == "mlx-sys
 print(os.path.join(os.path.dirname(packages[0]["manifest_path"]), "src", "mlx-c"))')
 
 echo "set-up: compiling MLX's C interface"
-PYTHONPATH=$work/py "$work/py/bin/cmake" -S "$mlxc" -B "$work/build" -DCMAKE_BUILD_TYPE=Release -DMLX_C_USE_SYSTEM_MLX=ON \
+"$out/cmake/bin/cmake" -S "$mlxc" -B "$work/build" -DCMAKE_BUILD_TYPE=Release -DMLX_C_USE_SYSTEM_MLX=ON \
   -DMLX_C_BUILD_EXAMPLES=OFF -DBUILD_SHARED_LIBS=OFF -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCMAKE_PREFIX_PATH="$out/mlx" \
   -DCMAKE_CXX_FLAGS="-include $here/format -I$here" >"$work/cmake.log"
-PYTHONPATH=$work/py "$work/py/bin/cmake" --build "$work/build" -j"$(nproc)" --target mlxc >>"$work/cmake.log"
+"$out/cmake/bin/cmake" --build "$work/build" -j"$(nproc)" --target mlxc >>"$work/cmake.log"
 g++ -O2 -std=c++20 -shared -fPIC -I"$out/mlx/include" -o "$lib/libmlxc.so" "$here/half_and_clock.cpp" \
   -Wl,--whole-archive "$(find "$work/build" -name libmlxc.a | head -n1)" -Wl,--no-whole-archive -L"$lib" -lmlx -Wl,-rpath,'$ORIGIN'
 
@@ -67,6 +69,10 @@ cat >.cargo/config.toml <<T
 rustc-link-search = ["native=$lib"]
 rustc-link-lib = ["dylib=mlxc", "dylib=mlx"]
 rustc-env = { OUT_DIR = "$out" }
+
+# With it libopus is built.
+[env]
+CMAKE = "$out/cmake/bin/cmake"
 
 # OpenBLAS first, so that libmlx finds its products there; libraries are found where they lie.
 [target.x86_64-unknown-linux-gnu]

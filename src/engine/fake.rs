@@ -446,6 +446,7 @@ mod tests {
             stop_tokens: stop_tokens.into(),
             generation: Arc::default(),
             seed,
+            window: None,
         }
     }
 

@@ -34,6 +34,8 @@ pub struct Job {
     pub prompt: Prompt,
     pub generation: Generation,
     pub batching: Batching,
+    pub audio: Audio,
+    pub transcription: Transcription,
     pub results: Results,
 }
 
@@ -81,6 +83,10 @@ pub struct Columns {
     pub messages: String,
     /// Default `reference`.
     pub reference: String,
+    /// Default `audio`.
+    pub audio: String,
+    /// Default `language`.
+    pub language: String,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -122,4 +128,86 @@ pub struct Results {
     pub rows_per_part: u32,
     /// A part is closed after this long even when it is not full, so that a kill loses little.
     pub seconds_per_part: u32,
+}
+
+/// How recordings become windows of what a model hears.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Audio {
+    pub long: Long,
+    pub channels: Channels,
+}
+
+/// What becomes of a recording that is longer than a model hears at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Long {
+    /// Cut at silence into windows, whose results are joined.
+    Split,
+    /// Cut off, with a note in the row.
+    Truncate,
+}
+
+/// Which channels of a recording are heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channels {
+    /// Their mean; where it cancels, the louder one.
+    Mix,
+    Left,
+    Right,
+}
+
+/// What a speech model is asked to write. Names, defaults and meanings are those of OpenAI's `whisper.transcribe`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Transcription {
+    pub task: SpeechTask,
+    /// A code such as `en`, or none: it is detected.
+    pub language: Option<String>,
+    /// Text in segments, with their times.
+    pub timestamps: bool,
+    /// What is taken to have been said before.
+    pub initial_prompt: Option<String>,
+    /// Tried one after another until a result passes the two thresholds that follow; never empty.
+    pub temperatures: Vec<f32>,
+    /// Text that compresses better than this repeats itself.
+    pub compression_ratio_threshold: Option<f32>,
+    /// Mean log-probability of a token under which a result is tried again.
+    pub logprob_threshold: Option<f32>,
+    /// Probability of no speech over which a result under `logprob_threshold` is taken for silence.
+    pub no_speech_threshold: Option<f32>,
+    /// Token ids never written; -1 stands for what is not speech, as the reference lists it.
+    pub suppress_tokens: Vec<i64>,
+    pub suppress_blank: bool,
+    /// Seconds at most before the first segment of a window.
+    pub max_initial_timestamp: f32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpeechTask {
+    /// In the language that is spoken.
+    Transcribe,
+    /// Into English.
+    Translate,
+}
+
+impl Default for Audio {
+    fn default() -> Self {
+        Self { long: Long::Split, channels: Channels::Mix }
+    }
+}
+
+impl Default for Transcription {
+    fn default() -> Self {
+        Self {
+            task: SpeechTask::Transcribe,
+            language: None,
+            timestamps: true,
+            initial_prompt: None,
+            temperatures: vec![0.0, 0.2, 0.4, 0.6, 0.8, 1.0],
+            compression_ratio_threshold: Some(2.4),
+            logprob_threshold: Some(-1.0),
+            no_speech_threshold: Some(0.6),
+            suppress_tokens: vec![-1],
+            suppress_blank: true,
+            max_initial_timestamp: 1.0,
+        }
+    }
 }

@@ -11,7 +11,9 @@ use super::error::{FILE_BYTES_MAX, JobError, Place, Problem};
 use super::generation::{KEYS, KEYS_LATER};
 use super::reader::{Reader, Section};
 use super::value::{Fault, Node, Value, quoted};
-use super::{Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results};
+use super::{
+    Audio, Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results, Transcription,
+};
 
 const MANIFESTS_MAX: usize = 10_000;
 const KEEP_COLUMNS_MAX: usize = 1000;
@@ -77,7 +79,19 @@ fn job(reader: &mut Reader, path: &Path, folder: &Folder) -> Option<Job> {
     reader.later(&mut root, "audio", "remove the table");
     let results = results(reader, &mut root);
     reader.finish(root);
-    Some(Job { file: path.to_owned(), name, output, model: model?, input: input?, prompt, generation, batching, results })
+    Some(Job {
+        file: path.to_owned(),
+        name,
+        output,
+        model: model?,
+        input: input?,
+        prompt,
+        generation,
+        batching,
+        audio: Audio::default(),
+        transcription: Transcription::default(),
+        results,
+    })
 }
 
 fn task(reader: &mut Reader, section: &mut Section) {
@@ -201,7 +215,7 @@ fn columns(reader: &mut Reader, input: &mut Section) -> Columns {
         reader.later(&mut section, media, "only text goes into a prompt now");
     }
     reader.finish(section);
-    Columns { id, prompt, messages, reference }
+    Columns { id, prompt, messages, reference, audio: "audio".to_owned(), language: "language".to_owned() }
 }
 
 fn prompt(reader: &mut Reader, root: &mut Section) -> Prompt {

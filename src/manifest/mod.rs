@@ -28,7 +28,10 @@ pub use files::ManifestFile;
 pub use fingerprint::fingerprint;
 pub use ids::ID_BYTES_MAX;
 
-use crate::job::{Columns, Input};
+use crate::{
+    job::{Columns, Input},
+    media::AudioSource,
+};
 use folder::FolderWalk;
 use ids::{IdSet, Place};
 use raw::{Block, Rows};
@@ -55,6 +58,8 @@ pub struct Item {
     pub input_hash: u64,
     /// Every column, in the order of the manifest.
     pub columns: Map<String, Value>,
+    /// What the row's audio column names, resolved against its manifest's folder; or the file that the row is.
+    pub audio: Option<AudioSource>,
 }
 
 /// One row that cannot be used: it becomes a failed row.

@@ -127,7 +127,7 @@ impl Block {
             Some(Ok(id)) => id,
             Some(Err(error)) => return Err(bad(error, read, source)),
         };
-        Ok(Item { row, id, source, input_hash, columns: read })
+        Ok(Item { row, id, source, input_hash, columns: read, audio: None })
     }
 }
 

@@ -174,6 +174,7 @@ impl Prompter {
             stop_tokens,
             seed: row_seed(generation.seed, &item.id),
             generation,
+            window: None,
         };
         let rendered = match Tokens::unmarked(&marked) {
             Cow::Owned(rendered) => rendered,

@@ -4,7 +4,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::*;
-use crate::job::{Batching, Columns, Device, Dtype, Input, KvBudget, Model, Order, Prompt, Results};
+use crate::job::{Audio, Batching, Columns, Device, Dtype, Input, KvBudget, Model, Order, Prompt, Results, Transcription};
 use crate::model;
 
 fn job() -> Job {
@@ -22,18 +22,22 @@ fn job() -> Job {
                 prompt: "prompt".into(),
                 messages: "messages".into(),
                 reference: "reference".into(),
+                audio: "audio".into(),
+                language: "language".into(),
             },
         },
         prompt: Prompt { system: None, template: None, thinking: false },
         generation: Generation::default(),
         batching: Batching { rows: 8, kv_budget: KvBudget::Auto, prefill_chunk: 512, prompt_concurrency: 8, order: Order::Length },
+        audio: Audio::default(),
+        transcription: Transcription::default(),
         results: Results { token_ids: false, keep_columns: vec![], rows_per_part: 10, seconds_per_part: 10 },
     }
 }
 
 fn item(columns: Value) -> Item {
     let Value::Object(columns) = columns else { panic!("columns are an object") };
-    Item { row: 7, id: "row-7".into(), source: "a.jsonl:8".into(), input_hash: 0, columns }
+    Item { row: 7, id: "row-7".into(), source: "a.jsonl:8".into(), input_hash: 0, columns, audio: None }
 }
 
 /// A model without weights worth the name: a byte-level tokenizer with `<|im_start|>` (256), `<|im_end|>` (257) and `<bos>` (258),

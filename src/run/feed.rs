@@ -48,7 +48,7 @@ pub struct Pending {
 impl Pending {
     pub fn into_row(self, outcome: Outcome) -> Row {
         let Self { row, id, source, input_hash, reference, columns, .. } = self;
-        Row { id, row, source, input_hash, outcome, reference, columns }
+        Row { id, row, source, input_hash, outcome, reference, score: None, columns }
     }
 }
 
@@ -234,7 +234,7 @@ impl Source {
         match row {
             Ok(item) => match self.prompter.prepare(&item) {
                 Ok(prepared) => {
-                    let Item { row, id, source, input_hash, columns } = item;
+                    let Item { row, id, source, input_hash, columns, audio: _ } = item;
                     let (request, reference) = (Arc::new(prepared.request), prepared.reference);
                     Fed::Ready(Box::new(Pending {
                         request,
@@ -248,7 +248,7 @@ impl Source {
                     }))
                 }
                 Err(error) => {
-                    let Item { row, id, source, input_hash, columns } = item;
+                    let Item { row, id, source, input_hash, columns, audio: _ } = item;
                     failed(Row {
                         id,
                         row,
@@ -256,6 +256,7 @@ impl Source {
                         input_hash,
                         outcome: Outcome::Failed { stage: Stage::Prompt, error },
                         reference: None,
+                        score: None,
                         columns,
                     })
                 }
@@ -269,6 +270,7 @@ impl Source {
                     input_hash,
                     outcome: Outcome::Failed { stage: Stage::Manifest, error },
                     reference: None,
+                    score: None,
                     columns,
                 })
             }

@@ -373,6 +373,8 @@ impl Run<'_> {
         let first = row.first_token_at.unwrap_or(now);
         let last = row.last_token_at.unwrap_or(now);
         let timing = Timing {
+            media_ms: 0.0,
+            encode_ms: 0.0,
             queue_ms: milliseconds(admitted_at - row.pending.read_at),
             prefill_ms: milliseconds(row.prefill),
             ttft_ms: milliseconds(first - admitted_at),
@@ -389,6 +391,8 @@ impl Run<'_> {
             completion_tokens: finished.tokens.len() as u32,
             token_ids: finished.tokens,
             timing,
+            heard: None,
+            notes: Vec::new(),
         };
         row.pending.into_row(Outcome::Ok(Box::new(completion)))
     }

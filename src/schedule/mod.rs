@@ -71,7 +71,10 @@ mod plan;
 mod sequence;
 
 pub use budget::{Limits, Price, Refused};
-pub use plan::{Admission, Decode, FinishReason, Finished, Plan, Prefill, Release, Request, Sampled, SequenceId};
+pub use plan::{
+    Admission, Decode, FinishReason, Finished, Plan, Prefill, Release, Request, Sampled, SequenceId, SpeechRules, SpeechWindow,
+    TimestampRules,
+};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -427,7 +430,7 @@ mod tests {
     fn request(sequence: u64) -> Arc<Request> {
         let prompt = vec![0; 4];
         let (sequence, stop_tokens, generation) = (SequenceId(sequence), Arc::new([]), Arc::default());
-        Arc::new(Request { sequence, prompt, max_tokens: 2, stop_tokens, generation, seed: 0 })
+        Arc::new(Request { sequence, prompt, max_tokens: 2, stop_tokens, generation, seed: 0, window: None })
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::job::Generation;
+use crate::{job::Generation, media::Features};
 
 /// Names a sequence from its request to its end; the row's position in the manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,6 +21,8 @@ pub struct Request {
     pub generation: Arc<Generation>,
     /// Hash of job seed and row id: all of a row's randomness comes from it.
     pub seed: u64,
+    /// Of a recording's window, which a speech model's encoder hears before the prompt is computed. Carried, not looked at.
+    pub window: Option<Arc<SpeechWindow>>,
 }
 
 impl Request {
@@ -28,6 +30,49 @@ impl Request {
     pub fn reserved_tokens(&self) -> u32 {
         self.prompt.len() as u32 + self.max_tokens - 1
     }
+}
+
+/// A window of a recording, and what the tokens that a speech model writes for it are held to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpeechWindow {
+    pub features: Arc<Features>,
+    pub rules: Arc<SpeechRules>,
+    /// Index in the prompt of the token that starts a transcript: the probability of no speech is read behind it.
+    pub start_of_transcript: u32,
+    /// The first token sampled is the likeliest of [`SpeechRules::languages`].
+    pub detect_language: bool,
+    /// Tokens that follow the detected language whatever the model says; empty where none is detected.
+    pub forced: Vec<u32>,
+}
+
+impl SpeechWindow {
+    /// Tokens sampled that are not yet of the transcript.
+    pub fn preamble_tokens(&self) -> u32 {
+        u32::from(self.detect_language) + self.forced.len() as u32
+    }
+}
+
+/// Token ids that have a part of their own in speech; source: `decoding.py` of OpenAI's whisper.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SpeechRules {
+    pub end_of_text: u32,
+    /// Never sampled.
+    pub suppressed: Vec<u32>,
+    /// Not sampled as the first of a transcript.
+    pub suppressed_first: Vec<u32>,
+    pub languages: Vec<u32>,
+    pub no_speech: Option<u32>,
+    /// None where the transcript has no timestamps.
+    pub timestamps: Option<TimestampRules>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimestampRules {
+    /// The timestamp of 0.00 s; every id from it on is a timestamp.
+    pub begin: u32,
+    pub no_timestamps: u32,
+    /// The last timestamp that may come first, counted from `begin`.
+    pub initial_max: Option<u32>,
 }
 
 /// What one step does, in this order: release, change of layout, admit, prefill, decode.

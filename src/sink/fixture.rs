@@ -15,7 +15,9 @@ use tempfile::TempDir;
 
 use super::{ClosedPart, Completion, Done, Folder, Outcome, Provenance, Row, RowState, SinkError, Stage, Timing, part_files};
 use crate::{
-    job::{Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results},
+    job::{
+        Audio, Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results, Transcription,
+    },
     schedule::FinishReason,
 };
 
@@ -25,7 +27,14 @@ pub fn results_folder() -> TempDir {
 }
 
 pub fn job(output: &Path) -> Job {
-    let columns = Columns { id: "id".into(), prompt: "prompt".into(), messages: "messages".into(), reference: "reference".into() };
+    let columns = Columns {
+        id: "id".into(),
+        prompt: "prompt".into(),
+        messages: "messages".into(),
+        reference: "reference".into(),
+        audio: "audio".into(),
+        language: "language".into(),
+    };
     Job {
         file: "jobs/test.toml".into(),
         name: "test".into(),
@@ -41,6 +50,8 @@ pub fn job(output: &Path) -> Job {
             prompt_concurrency: 8,
             order: Order::Manifest,
         },
+        audio: Audio::default(),
+        transcription: Transcription::default(),
         results: Results { token_ids: false, keep_columns: Vec::new(), rows_per_part: 4, seconds_per_part: 3600 },
     }
 }
@@ -59,6 +70,8 @@ pub fn provenance() -> Provenance {
 
 pub fn ok_row(row: u64) -> Row {
     let timing = Timing {
+        media_ms: 0.0,
+        encode_ms: 0.0,
         queue_ms: 1.0,
         prefill_ms: 2.0,
         ttft_ms: 4.0 + row as f64,
@@ -75,6 +88,8 @@ pub fn ok_row(row: u64) -> Row {
         completion_tokens: 5,
         token_ids: vec![row as u32, u32::MAX],
         timing,
+        heard: None,
+        notes: Vec::new(),
     };
     let columns = json!({"id": format!("id-{row}"), "prompt": "say it", "reference": "ref", "rank": row});
     Row {
@@ -84,6 +99,7 @@ pub fn ok_row(row: u64) -> Row {
         input_hash: input_hash(row),
         outcome: Outcome::Ok(Box::new(completion)),
         reference: Some("ref".into()),
+        score: None,
         columns: columns.as_object().cloned().unwrap(),
     }
 }

@@ -42,6 +42,8 @@ pub use schema::SCHEMA_VERSION;
 
 use serde_json::{Map, Value};
 
+use crate::score::Score;
+
 /// A row of the results; see docs/output.md for what each column means.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
@@ -51,6 +53,8 @@ pub struct Row {
     pub input_hash: u64,
     pub outcome: Outcome,
     pub reference: Option<String>,
+    /// How the text compares with the reference, where there are both.
+    pub score: Option<Score>,
     /// The manifest's columns: those kept go into the results, all of a failed row go into `failed.jsonl`.
     pub columns: Map<String, Value>,
 }
@@ -71,6 +75,37 @@ pub struct Completion {
     pub completion_tokens: u32,
     pub token_ids: Vec<u32>,
     pub timing: Timing,
+    /// Of a row with a recording.
+    pub heard: Option<Heard>,
+    /// Sentences on what a reader of the result should know, such as a recording that was cut off.
+    pub notes: Vec<String>,
+}
+
+/// What a row's recording was, and what was said in it when.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Heard {
+    /// Decoded length.
+    pub audio_seconds: f64,
+    /// Positions that the recording takes in the model: encoder positions, or soft tokens.
+    pub audio_tokens: u32,
+    /// A code such as `en`.
+    pub language: Option<String>,
+    /// In order of time; none where timestamps are off.
+    pub segments: Vec<Segment>,
+}
+
+/// A stretch of speech.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segment {
+    /// Seconds from the start of the recording.
+    pub start: f64,
+    pub end: f64,
+    pub text: String,
+    /// Mean log-probability of the tokens of the pass that wrote it.
+    pub avg_logprob: f32,
+    pub compression_ratio: f32,
+    pub no_speech_prob: f32,
+    pub temperature: f32,
 }
 
 /// Where a row failed.
@@ -101,6 +136,10 @@ impl Stage {
 /// Milliseconds from the row's own clock.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Timing {
+    /// Reading, decoding and resampling its recording, and computing features.
+    pub media_ms: f64,
+    /// The steps in which its recording was encoded.
+    pub encode_ms: f64,
     pub queue_ms: f64,
     pub prefill_ms: f64,
     /// Admission to the first token read.

@@ -25,8 +25,14 @@ impl Data {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, content).unwrap();
         }
-        let columns =
-            Columns { id: "id".into(), prompt: "prompt".into(), messages: "messages".into(), reference: "reference".into() };
+        let columns = Columns {
+            id: "id".into(),
+            prompt: "prompt".into(),
+            messages: "messages".into(),
+            reference: "reference".into(),
+            audio: "audio".into(),
+            language: "language".into(),
+        };
         let manifest = files.iter().map(|(name, _)| folder.path().join(name).to_str().unwrap().to_owned()).collect();
         Self { folder, input: Input { manifest, folder: None, glob: None, columns } }
     }

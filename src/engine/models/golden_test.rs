@@ -411,6 +411,7 @@ fn smollm2_agrees_with_mlx_lm_token_for_token() {
         stop_tokens: golden.stop_tokens.as_slice().into(),
         generation: Arc::default(),
         seed: 0,
+        window: None,
     };
     let mut check = |order: &[usize], rows: u32, prefill_chunk: u32, kv_bytes_max: u64| {
         let limits =

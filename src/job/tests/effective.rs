@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 
 use super::{LEAST, read, read_with};
-use crate::job::{Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results};
+use crate::job::{
+    Audio, Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results, Transcription,
+};
 
 fn least() -> Job {
     Job {
@@ -23,11 +25,15 @@ fn least() -> Job {
                 prompt: "prompt".to_owned(),
                 messages: "messages".to_owned(),
                 reference: "reference".to_owned(),
+                audio: "audio".to_owned(),
+                language: "language".to_owned(),
             },
         },
         prompt: Prompt { system: None, template: None, thinking: false },
         generation: Generation::default(),
         batching: Batching { rows: 32, kv_budget: KvBudget::Auto, prefill_chunk: 512, prompt_concurrency: 8, order: Order::Length },
+        audio: Audio::default(),
+        transcription: Transcription::default(),
         results: Results { token_ids: false, keep_columns: Vec::new(), rows_per_part: 10_000, seconds_per_part: 300 },
     }
 }
@@ -100,6 +106,8 @@ fn every_key() {
                 prompt: "question".to_owned(),
                 messages: "chat".to_owned(),
                 reference: "answer".to_owned(),
+                audio: "audio".to_owned(),
+                language: "language".to_owned(),
             },
         },
         prompt: Prompt { system: Some("Be brief.".to_owned()), template: Some("{{ question }}".to_owned()), thinking: true },
@@ -126,6 +134,8 @@ fn every_key() {
             prompt_concurrency: 2,
             order: Order::Manifest,
         },
+        audio: Audio::default(),
+        transcription: Transcription::default(),
         results: Results { token_ids: true, keep_columns: vec!["speaker".to_owned()], rows_per_part: 7, seconds_per_part: 9 },
     };
     assert_eq!(job.unwrap(), expected);
@@ -316,7 +326,19 @@ fn input() -> impl Strategy<Value = Input> {
     (prop_oneof![manifest, folder], prop::collection::hash_set(name(), 4)).prop_map(|((manifest, folder, glob), names)| {
         let mut names = names.into_iter();
         let mut name = || names.next().unwrap();
-        Input { manifest, folder, glob, columns: Columns { id: name(), prompt: name(), messages: name(), reference: name() } }
+        Input {
+            manifest,
+            folder,
+            glob,
+            columns: Columns {
+                id: name(),
+                prompt: name(),
+                messages: name(),
+                reference: name(),
+                audio: "audio".to_owned(),
+                language: "language".to_owned(),
+            },
+        }
     })
 }
 
@@ -361,6 +383,8 @@ fn job() -> impl Strategy<Value = Job> {
             prompt,
             generation,
             batching,
+            audio: Audio::default(),
+            transcription: Transcription::default(),
             results,
         },
     )

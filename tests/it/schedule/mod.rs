@@ -43,6 +43,7 @@ fn request(sequence: u64, prompt_tokens: u32, max_tokens: u32, stop_tokens: &[u3
         stop_tokens: stop_tokens.into(),
         generation: Arc::default(),
         seed: sequence,
+        window: None,
     })
 }
 

@@ -85,6 +85,7 @@ impl Session {
             stop_tokens: words.key("stop")?.into_iter().collect(),
             generation: Arc::default(),
             seed: 0,
+            window: None,
         };
         Ok(match self.scheduler.add(Arc::new(request)) {
             Ok(()) => format!("queued; {} more wanted", self.scheduler.wants()),
