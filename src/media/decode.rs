@@ -24,7 +24,7 @@ use super::pcm::{check_channels, check_rate};
 use super::probe::{self, Kind};
 use super::source::{Allowance, PACKET_BYTES_MAX, Source};
 use super::trim::Trim;
-use super::{MediaError, aac, mp4};
+use super::{MediaError, aac, matroska, mp4};
 
 /// Packets that are looked at before the first is decoded.
 const FIRST_PACKETS: usize = 16;
@@ -36,8 +36,32 @@ const CHAINED_MAX: usize = 10_000;
 const PACKET_FRAMES_MAX: u64 = 1 << 20;
 /// Frames of silence in the place of packets that could not be decoded.
 const GAP_FRAMES_MAX: u64 = 1 << 22;
-/// How often another rate or layout within an MPEG stream is followed.
+/// In Hz.
 const OPUS_RATE: u32 = 48_000;
+
+/// What symphonia's demuxers do not say of a file.
+#[derive(Default)]
+struct About {
+    movie: mp4::Movie,
+    extents: Vec<matroska::Extent>,
+}
+
+impl About {
+    fn read(source: &mut Source, kind: Kind) -> Result<Self, MediaError> {
+        Ok(match kind {
+            Kind::Mp4 => Self { movie: mp4::read(source)?, ..Self::default() },
+            Kind::Matroska => Self { extents: matroska::read(source)?, ..Self::default() },
+            _ => Self::default(),
+        })
+    }
+}
+
+/// Nanoseconds in frames.
+fn frames_of(nanoseconds: u64, rate: u32) -> u64 {
+    let frames = (u128::from(nanoseconds) * u128::from(rate) + 500_000_000) / 1_000_000_000;
+    // Padding is less than a packet.
+    u64::try_from(frames).unwrap_or(0).min(PACKET_FRAMES_MAX)
+}
 
 pub(super) struct Packets {
     kind: Kind,
@@ -47,7 +71,7 @@ pub(super) struct Packets {
     allowance: Allowance,
     track: u32,
     first: VecDeque<Packet>,
-    movie: mp4::Movie,
+    about: About,
     trim: Trim,
     /// Frames that the header promises, of this track.
     promised: Option<u64>,
@@ -70,14 +94,14 @@ struct Damaged {
 
 impl Packets {
     pub fn open(mut source: Source, kind: Kind, notes: &mut Vec<String>) -> Result<Self, MediaError> {
-        let movie = if kind == Kind::Mp4 { mp4::read(&mut source)? } else { mp4::Movie::default() };
+        let about = About::read(&mut source, kind)?;
         source.skip(0).map_err(MediaError::read)?;
         let allowance = source.allowance();
         let error = |error: Error| explained(error, kind, &allowance);
         let reader = open_reader(source, kind).map_err(error)?;
-        let track = choose(reader.as_ref(), kind, &movie, notes)?;
+        let track = choose(reader.as_ref(), &about.movie, notes)?;
         let id = track.id;
-        let (parameters, trim, promised) = prepared(&track, kind, &movie)?;
+        let (parameters, trim, promised) = prepared(&track, kind, &about)?;
         let decoder = make_decoder(&parameters).map_err(error)?;
         let mut packets = Self {
             kind,
@@ -87,7 +111,7 @@ impl Packets {
             allowance,
             track: id,
             first: VecDeque::new(),
-            movie,
+            about,
             trim,
             promised,
             silence: Silence::default(),
@@ -139,7 +163,7 @@ impl Packets {
         match packet {
             Ok(Some(packet)) if packet.track_id == self.track => self.decode(&packet, block, notes),
             Ok(Some(_)) => Ok(true),
-            Ok(None) => self.end(block, notes),
+            Ok(None) => self.end(true, block, notes),
             Err(Error::ResetRequired) => self.chain(notes),
             Err(error) => self.stop(error, block, notes),
         }
@@ -214,8 +238,8 @@ impl Packets {
                 remedy: "divide it",
             });
         }
-        let track = choose(self.reader.as_ref(), self.kind, &self.movie, &mut Vec::new())?;
-        let (parameters, trim, promised) = prepared(&track, self.kind, &self.movie)?;
+        let track = choose(self.reader.as_ref(), &self.about.movie, &mut Vec::new())?;
+        let (parameters, trim, promised) = prepared(&track, self.kind, &self.about)?;
         self.decoder = make_decoder(&parameters).map_err(|error| explained(error, self.kind, &self.allowance))?;
         (self.track, self.parameters, self.trim, self.promised) = (track.id, parameters, trim, promised);
         if self.chained == 1 {
@@ -233,10 +257,10 @@ impl Packets {
         }
         notes.push(format!("damaged or cut off at {:.1} s; what comes before is kept ({error})", self.seconds()));
         self.promised = None;
-        self.end(block, notes)
+        self.end(false, block, notes)
     }
 
-    fn end(&mut self, block: &mut Block, notes: &mut Vec<String>) -> Result<bool, MediaError> {
+    fn end(&mut self, is_complete: bool, block: &mut Block, notes: &mut Vec<String>) -> Result<bool, MediaError> {
         self.has_ended = true;
         let damaged = &self.damaged;
         if damaged.packets > 0 && self.frames > 0 {
@@ -262,7 +286,7 @@ impl Packets {
             return Err(MediaError::OnlySilence { codec: name(self.parameters.codec), seconds: self.seconds() });
         }
         block.channels.iter_mut().for_each(Vec::clear);
-        self.trim.finish(self.frames, block);
+        self.trim.finish(self.frames, is_complete, block);
         Ok(block.frames() > 0)
     }
 
@@ -288,7 +312,7 @@ fn open_reader(source: Source, kind: Kind) -> Result<Box<dyn FormatReader>, Erro
 }
 
 /// The track that is heard: the default one, else the first that can be decoded, else the first.
-fn choose(reader: &dyn FormatReader, kind: Kind, movie: &mp4::Movie, notes: &mut Vec<String>) -> Result<Track, MediaError> {
+fn choose(reader: &dyn FormatReader, movie: &mp4::Movie, notes: &mut Vec<String>) -> Result<Track, MediaError> {
     let audio: Vec<&Track> = reader.tracks().iter().filter(|track| track.track_type() == Some(TrackType::Audio)).collect();
     let sounding = movie.tracks.iter().filter(|track| track.is_audio());
     if let Some(scheme) = sounding.clone().find_map(|track| track.scheme.clone())
@@ -315,7 +339,6 @@ fn choose(reader: &dyn FormatReader, kind: Kind, movie: &mp4::Movie, notes: &mut
         let language = chosen.language.as_deref().map(|language| format!(" ({language})")).unwrap_or_default();
         notes.push(format!("of {} audio tracks, number {place}{language} is heard", audio.len()));
     }
-    let _ = kind;
     Ok(chosen.clone())
 }
 
@@ -325,11 +348,14 @@ fn is_decoded(track: &Track) -> bool {
 }
 
 /// What a decoder is given, how its output is trimmed, and the frames that there should be before that.
-fn prepared(track: &Track, kind: Kind, movie: &mp4::Movie) -> Result<(AudioCodecParameters, Trim, Option<u64>), MediaError> {
+fn prepared(track: &Track, kind: Kind, about: &About) -> Result<(AudioCodecParameters, Trim, Option<u64>), MediaError> {
     let Some(CodecParameters::Audio(parameters)) = &track.codec_params else {
         return Err(MediaError::damaged(kind.name(), "its audio track does not say what it is"));
     };
     let mut parameters = parameters.clone();
+    let movie = &about.movie;
+    let extent = about.extents.iter().find(|extent| extent.track == u64::from(track.id)).cloned().unwrap_or_default();
+    let rate = parameters.sample_rate.unwrap_or(0);
     if !is_decoded(track) {
         let entry = movie.tracks.iter().find(|other| other.id == track.id).map(|other| other.entry);
         let known = name(parameters.codec);
@@ -354,6 +380,7 @@ fn prepared(track: &Track, kind: Kind, movie: &mp4::Movie) -> Result<(AudioCodec
             if let Some(configuration) = &parameters.extra_data {
                 aac::check_configuration(configuration)?;
             }
+            trim = Trim::padded(frames_of(extent.delay, rate), frames_of(extent.padding, rate));
         }
         CODEC_ID_ALAC => {
             // The decoder makes a buffer of so many frames.
@@ -367,13 +394,14 @@ fn prepared(track: &Track, kind: Kind, movie: &mp4::Movie) -> Result<(AudioCodec
             let head = parameters.extra_data.take();
             let pre_skip = head.as_deref().and_then(|head| head.get(10..12)).map_or(0, |skip| u64::from(skip[0]) | u64::from(skip[1]) << 8);
             parameters.with_sample_rate(OPUS_RATE);
-            trim = Trim::start(pre_skip);
+            trim = Trim::padded(pre_skip, frames_of(extent.padding, OPUS_RATE));
             promised = None;
             if parameters.channels.as_ref().is_some_and(|channels| channels.count() > 2) {
                 let count = parameters.channels.as_ref().map_or(0, Channels::count);
                 return Err(MediaError::unsupported(format!("Opus with {count} channels")));
             }
         }
+        _ if kind == Kind::Matroska => trim = Trim::padded(0, frames_of(extent.padding, rate)),
         _ => {}
     }
     if kind == Kind::Mpeg {
@@ -395,10 +423,11 @@ fn mpeg_trim(track: &Track) -> (Trim, Option<u64>) {
 
 fn mp4_trim(track: &mp4::Track, movie_timescale: u32, frames: Option<u64>, rate: Option<u32>) -> Trim {
     // Times are frames where a tick is one.
-    let (Some(frames), Some(rate)) = (frames, rate) else { return Trim::default() };
-    if track.timescale != rate {
-        return Trim::default();
-    }
+    let Some(rate) = rate.filter(|&rate| rate == track.timescale) else { return Trim::default() };
+    // A file in fragments does not say how long it is.
+    let Some(frames) = frames.filter(|&frames| frames > 0) else {
+        return Trim::padded(track.edit.map_or(0, |(start, _)| start).min(u64::from(rate)), 0);
+    };
     let start = track.edit.map_or(0, |(start, _)| start).min(frames);
     // An edit that ends well before the track does is meant; less is the coarser clock of the film.
     let length = track.edit.map(|(_, length)| (length, u64::from(movie_timescale))).filter(|&(length, scale)| length > 0 && scale > 0);

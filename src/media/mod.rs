@@ -8,6 +8,7 @@ mod aac;
 mod codec;
 mod decode;
 mod error;
+mod matroska;
 mod mix;
 mod mp4;
 mod pcm;

@@ -34,6 +34,7 @@ pub struct Recording {
     changes: usize,
     /// Of stages that are over.
     seconds: f64,
+    has_given: bool,
     has_ended: bool,
 }
 
@@ -98,6 +99,7 @@ impl Recording {
             repaired: 0,
             changes: 0,
             seconds: 0.0,
+            has_given: false,
             has_ended: false,
         })
     }
@@ -112,6 +114,7 @@ impl Recording {
         }
         let rest = self.ready.split_off(self.ready.len().min(2 * STRETCH_SAMPLES));
         let stretch = std::mem::replace(&mut self.ready, rest);
+        self.has_given |= !stretch.is_empty();
         Ok((!stretch.is_empty()).then_some(stretch))
     }
 
@@ -152,7 +155,7 @@ impl Recording {
         if !more {
             self.finish_stage()?;
             self.has_ended = true;
-            if self.seconds == 0.0 {
+            if !self.has_given && self.ready.is_empty() {
                 return Err(MediaError::NoSamples { format: self.decoder.format() });
             }
             return Ok(());

@@ -18,8 +18,9 @@ pub(super) struct Trim {
 }
 
 impl Trim {
-    pub fn start(skip: u64) -> Self {
-        Self { skip, ..Self::default() }
+    /// The last `padding` frames, whatever their number, are not sound.
+    pub fn padded(skip: u64, padding: u64) -> Self {
+        Self { skip, hold: padding, ..Self::default() }
     }
 
     /// `end` is believed where what lies behind it, all in all, is up to `padding` frames.
@@ -60,12 +61,12 @@ impl Trim {
         }
     }
 
-    /// Gives what was kept back, if it is sound; `frames` were decoded in all.
-    pub fn finish(&mut self, frames: u64, block: &mut Block) {
+    /// Gives what was kept back, if it is sound; `frames` were decoded in all, and that is all there was if `is_complete`.
+    pub fn finish(&mut self, frames: u64, is_complete: bool, block: &mut Block) {
         let held = std::mem::take(&mut self.held);
         let kept = held.frames() as u64;
-        let padding = self.end.map_or(0, |end| frames.saturating_sub(end));
-        let padding = if padding <= self.hold { padding.min(kept) } else { 0 };
+        let padding = self.end.map_or(self.hold, |end| frames.saturating_sub(end));
+        let padding = if is_complete && padding <= self.hold { padding.min(kept) } else { 0 };
         *block = held;
         cut(block, 0, kept - padding);
     }
