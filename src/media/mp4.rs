@@ -36,6 +36,10 @@ impl Track {
 pub(super) struct Movie {
     pub timescale: u32,
     pub tracks: Vec<Track>,
+    /// Whether there is a `moov` at all.
+    pub is_indexed: bool,
+    /// Where the last box ends by its header, which in a cut off file is behind the file's end.
+    pub stated_end: u64,
     boxes: usize,
 }
 
@@ -64,9 +68,15 @@ impl Movie {
             if length < header {
                 return Ok(());
             }
+            if depth == 0 {
+                self.is_indexed |= &name == b"moov";
+                self.stated_end = self.stated_end.max(position.saturating_add(length));
+            }
             let (start, stop) = (position + header, position.saturating_add(length).min(end));
             match &name {
-                b"moov" | b"mdia" | b"minf" | b"stbl" | b"edts" if depth < DEPTH_MAX => self.walk(source, start, stop, depth + 1)?,
+                b"moov" | b"mdia" | b"minf" | b"stbl" | b"edts" if depth < DEPTH_MAX => {
+                    self.walk(source, start, stop, depth + 1)?
+                }
                 b"trak" if depth < DEPTH_MAX => {
                     self.tracks.push(Track::default());
                     self.walk(source, start, stop, depth + 1)?;
