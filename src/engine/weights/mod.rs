@@ -2,6 +2,7 @@
 //! told at once.
 
 mod gguf;
+mod whisper;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -10,7 +11,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::{
-    models::{Embedding, Linear, RmsNorm},
+    models::{Embedding, LayerNorm, Linear, RmsNorm},
     reason,
 };
 
@@ -94,7 +95,12 @@ impl Loader {
         }
         // Frequencies that old checkpoints carry, which every family computes itself.
         tensors.retain(|name, _| !name.ends_with("rotary_emb.inv_freq"));
-        Ok(Self { tensors, quantization: Quantization::read(config)?, policy, problems })
+        let mut quantization = Quantization::read(config)?;
+        if config.get("model_type").and_then(Value::as_str) == Some("whisper") {
+            tensors = whisper::rename(tensors);
+            quantization.overrides = whisper::rename(quantization.overrides);
+        }
+        Ok(Self { tensors, quantization, policy, problems })
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -125,6 +131,24 @@ impl Loader {
 
     pub fn rms_norm(&mut self, module: &str, size: i32, eps: f32) -> Result<RmsNorm, WeightError> {
         Ok(RmsNorm { weight: self.tensor(&format!("{module}.weight"), &[size])?, eps })
+    }
+
+    /// `module.weight` and `module.bias`.
+    pub fn layer_norm(&mut self, module: &str, size: i32, eps: f32) -> Result<LayerNorm, WeightError> {
+        let weight = self.tensor(&format!("{module}.weight"), &[size])?;
+        Ok(LayerNorm { weight, bias: self.tensor(&format!("{module}.bias"), &[size])?, eps })
+    }
+
+    /// `module.weight` of a convolution over time, (output, kernel, input): as MLX has it, or with the last two exchanged, as
+    /// PyTorch has it.
+    pub fn conv1d(&mut self, module: &str, input: i32, output: i32, kernel: i32) -> Result<Array, WeightError> {
+        let name = format!("{module}.weight");
+        if let Some(tensor) = self.tensors.get_mut(&name)
+            && tensor.shape() == [output, input, kernel]
+        {
+            *tensor = tensor.transpose_axes(&[0, 2, 1])?;
+        }
+        self.tensor(&name, &[output, kernel, input])
     }
 
     /// `module.weight` (output, input), dense or quantized, and `module.bias` (output) where `bias` says so.
