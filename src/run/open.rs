@@ -12,7 +12,7 @@ use globset::GlobBuilder;
 use crate::{
     engine::{self, Engine, MlxEngine, MlxOptions, fake::FakeEngine, fake::FakeModel},
     job::{Job, JobError, KvBudget, Place, Problem},
-    model::{self, ModelFiles, Weights},
+    model::{self, ModelFiles},
     prompt::Prompter,
 };
 
@@ -133,10 +133,7 @@ pub fn refuse_results_as_input(job: &Job) -> Result<(), JobError> {
 }
 
 pub fn weight_files(files: &ModelFiles) -> Vec<PathBuf> {
-    match &files.weights {
-        Weights::Safetensors { shards, .. } => shards.clone(),
-        Weights::Gguf(gguf) => vec![gguf.file.clone()],
-    }
+    files.weight_files().to_vec()
 }
 
 pub fn versions() -> BTreeMap<String, String> {

@@ -2,6 +2,7 @@
 //! told at once.
 
 mod gguf;
+mod npz;
 mod whisper;
 
 use std::{collections::BTreeMap, path::PathBuf};
@@ -75,7 +76,7 @@ struct Quantization {
 }
 
 impl Loader {
-    /// Reads one `.gguf` file, or all of a folder's `.safetensors`; tensors stay on disk until they are taken.
+    /// Reads one `.gguf` or `.npz` file, or all of a folder's `.safetensors`, whose tensors stay on disk until they are taken.
     pub fn open(files: &[PathBuf], config: &Value, policy: Policy) -> Result<Self, WeightError> {
         let mut tensors = BTreeMap::new();
         let mut problems = Vec::new();
@@ -83,6 +84,10 @@ impl Loader {
             let read = |reason: String| WeightError::Read { path: file.clone(), reason };
             if file.extension().is_some_and(|extension| extension == "gguf") {
                 tensors.extend(gguf::read(file, config)?);
+                continue;
+            }
+            if file.extension().is_some_and(|extension| extension == "npz") {
+                tensors.extend(npz::read(file)?);
                 continue;
             }
             let loaded = Array::load_safetensors(file).map_err(|error| read(reason(&error)))?;
@@ -110,6 +115,13 @@ impl Loader {
     /// Drops a tensor that the model does not need.
     pub fn ignore(&mut self, name: &str) {
         self.tensors.remove(name);
+    }
+
+    /// Plants a fault: nothing where there was something.
+    #[cfg(test)]
+    pub fn zero(&mut self, name: &str) {
+        let tensor = self.tensors.get_mut(name).unwrap_or_else(|| panic!("there is no {name}"));
+        *tensor = ops::zeros::<f32>(tensor.shape()).unwrap();
     }
 
     /// A floating-point tensor of this shape.
