@@ -305,8 +305,9 @@ fn utf_16_is_a_bad_file() {
 fn bad_files_are_named_before_anything_is_read() {
     let good = ("good.jsonl", b"{\"id\": 1}\n".as_slice());
     let with = |name: &str, content: &[u8]| Data::new(&[good, (name, content)]);
-    with("b.parquet", b"PAR1")
-        .fails_with("`b.parquet` cannot be used: Parquet manifests are not yet supported; convert it to JSONL");
+    with("b.parquet", b"PAR1").fails_with("`b.parquet` cannot be used: it is damaged or cut off; copy it again");
+    with("b.jsonl", b"PAR1").fails_with("it is Parquet; name it .parquet");
+    with("b.wav", b"RIFF").fails_with("a recording is a row, not a manifest; give its folder as `input.folder`");
     with("b.tar", b"x").fails_with("tar archives are not yet supported");
     with("b.jsonl.gz", b"\x1f\x8b").fails_with("decompress it first");
     with("b.xlsx", b"PK").fails_with("save the sheet as CSV");

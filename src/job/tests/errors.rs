@@ -500,11 +500,7 @@ fn transcription_lists_that_are_none() {
         ("suppress_tokens", "[1.0]".to_owned(), "integers from -1 to 4294967295, found 1.0"),
         ("suppress_tokens", "[4294967296]".to_owned(), "integers from -1 to 4294967295, found 4294967296"),
         ("suppress_tokens", format!("[{}]", "1,".repeat(4097)), "4096 token ids at most, found 4097 of them"),
-        (
-            "language",
-            format!("\"{}\"", "x".repeat(41)),
-            "a language such as \"en\" or \"English\", of 40 characters at most",
-        ),
+        ("language", format!("\"{}\"", "x".repeat(41)), "a language such as \"en\" or \"English\", of 40 characters at most"),
         ("no_speech_threshold", "\"off\"".to_owned(), "a number from 0 to 1, or false to leave it off, found the string \"off\""),
     ] {
         let error = message(&format!("[transcription]\n{key} = {value}\n"));
