@@ -63,9 +63,9 @@ impl Job {
 
     /// The first 8 bytes, little-endian, of the blake3 hash of the settings that change what a row's results hold.
     ///
-    /// These are the model's path and dtype, the columns that are read, the prompt, the generation, what is done with recordings, and
-    /// which columns are kept. Not among them: the manifest (each row has the hash of its own input), the output, the device, and
-    /// how rows are batched and written.
+    /// These are the model's path and dtype, the columns that are read, the prompt, the generation, what is done with recordings,
+    /// and which columns are kept. Not among them: the manifest (each row has the hash of its own input), the output, the device,
+    /// and how rows are batched and written.
     ///
     /// What is said of recordings counts where it is not the default, so that results from before recordings were read still go on.
     pub fn settings_hash(&self) -> u64 {

@@ -1,5 +1,5 @@
-//! What a row says of its recording: a path, or the bytes themselves. Nothing is opened here, so that a file that is absent fails its
-//! row where media are read.
+//! What a row says of its recording: a path, or the bytes themselves. A path is not opened here, so that a file that is absent
+//! fails its row where media are read.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

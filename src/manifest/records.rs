@@ -1,5 +1,5 @@
-//! Rows of Parquet files. Format: <https://parquet.apache.org/docs/file-format/>; recordings in it as Hugging Face exports data sets:
-//! a struct of `bytes` and `path`.
+//! Rows of Parquet files. Format: <https://parquet.apache.org/docs/file-format/>; recordings in it as Hugging Face exports data
+//! sets: a struct of `bytes` and `path`.
 //!
 //! A file is read a batch of rows at a time, as large as a block of the rows on average. What Arrow writers leave in the metadata
 //! beside Parquet's own types is not looked at: large and plain strings, dictionaries and their values are the same to a row.
@@ -49,6 +49,15 @@ impl RecordReader {
         let builder = builder(path)?;
         check(builder.schema(), audio).map_err(|reason| ManifestError::format(path, reason))?;
         let groups = builder.metadata().row_groups();
+        let file_bytes = path.metadata().map_err(|error| ManifestError::read(path, error))?.len();
+        for column in groups.iter().flat_map(|group| group.columns()) {
+            let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+            let end = start.checked_add(column.compressed_size());
+            if start < 0 || column.compressed_size() < 0 || end.is_none_or(|end| end as u64 > file_bytes) {
+                let name = shorten(&column.column_path().string());
+                return Err(ManifestError::format(path, format!("{DAMAGED} (column `{name}` lies outside of the file)")));
+            }
+        }
         let bytes = groups.iter().filter(|group| group.num_rows() > 0).map(|group| group.total_byte_size() / group.num_rows());
         let row_bytes = bytes.max().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0).max(1);
         let batch = RecordBatch::new_empty(builder.schema().clone());
@@ -88,7 +97,7 @@ fn builder(path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>, Manifes
     guarded(path, || ParquetRecordBatchReaderBuilder::try_new_with_options(file, options).map_err(|error| error.to_string()))
 }
 
-/// Damaged files fail in many ways; what the decoder does not foresee in one is that file's fault, not the end of the program.
+/// Damaged files fail in many ways; the few that the decoder meets with a panic are that file's fault, not the end of the program.
 fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T, String>) -> Result<T, ManifestError> {
     match catch_unwind(AssertUnwindSafe(read)) {
         Ok(Ok(read)) => Ok(read),
