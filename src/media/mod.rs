@@ -1,6 +1,38 @@
 //! Recordings, from files to what a model hears: plain buffers, no tensor.
+//!
+//! [`Recording`] streams a file as one channel of `f32` samples at a model's rate. `source` gives its bytes, `probe` says by their
+//! content what they are, `wav` and `pcm` read what is not compressed, `decode` the rest (symphonia, libopus), `mp4` what symphonia
+//! does not say of an MP4 file; `mix` makes one channel, `resample` one rate.
+
+mod aac;
+mod codec;
+mod decode;
+mod error;
+mod matroska;
+mod mix;
+mod mp4;
+mod pcm;
+mod probe;
+mod recording;
+mod resample;
+mod source;
+mod trim;
+mod wav;
+
+pub use error::MediaError;
+pub use recording::Recording;
 
 use std::{path::PathBuf, sync::Arc};
+
+/// What Whisper and every other speech model here hears, in Hz.
+pub const SAMPLE_RATE: u32 = 16_000;
+
+/// More channels than any microphone array in use.
+const CHANNELS_MAX: usize = 64;
+/// In Hz.
+const RATE_MIN: u32 = 1_000;
+/// In Hz.
+const RATE_MAX: u32 = 768_000;
 
 /// Where a row's recording is.
 #[derive(Debug, Clone, PartialEq)]

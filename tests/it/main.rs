@@ -3,6 +3,7 @@
 #![expect(clippy::print_stdout, reason = "skipped tests say so")]
 #![expect(clippy::disallowed_methods, reason = "a test waits for a process by looking again after a while")]
 
+mod audio;
 mod commands;
 mod hostile;
 mod jobs;
