@@ -1,5 +1,9 @@
 //! Recordings, from files to what a model hears: plain buffers, no tensor.
 
+mod mel;
+
+pub use mel::{FRAMES, HOP_SAMPLES, N_SAMPLES, UsmFeatures, UsmMel, WhisperMel, soft_tokens};
+
 use std::{path::PathBuf, sync::Arc};
 
 /// Where a row's recording is.
