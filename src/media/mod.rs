@@ -1,8 +1,10 @@
 //! Recordings, from files to what a model hears: plain buffers, no tensor.
 
 mod mel;
+mod split;
 
 pub use mel::{FRAMES, HOP_SAMPLES, N_SAMPLES, UsmFeatures, UsmMel, WhisperMel, soft_tokens};
+pub use split::{Splitter, Window};
 
 use std::{path::PathBuf, sync::Arc};
 

@@ -14,4 +14,5 @@ mod prompt;
 mod run;
 mod schedule;
 mod signals;
+mod split;
 mod tidy;
