@@ -25,12 +25,15 @@ test: setup ## the tests that need nothing but this folder
 
 test-models: setup fixtures ## all tests, with SmolLM2, every tiny checkpoint and Python's Parquet readers
 	@fixtures/fetch_models.sh || echo "test-models: going on without; tests that need it are skipped by name" >&2
+	@fixtures/fetch_speech.sh || echo "test-models: going on without; tests that need it are skipped by name" >&2
 	MLXBATCH_MODELS=$(MODELS) MLXBATCH_FIXTURES=$(FIXTURES) MLXBATCH_PYTHON=$(PYTHON) $(TEST_ALL)
 
 goldens: fixtures smollm2 ## have mlx-lm compute goldens/ again; review the difference like code
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES) goldens/models
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES)/gguf goldens/gguf
 	$(PYTHON) fixtures/smollm2_golden.py $(MODELS)/smollm2/dense goldens/smollm2-greedy.json
+	python3 -m pip download -q --disable-pip-version-check --no-deps -d $(FIXTURES)/wheels mlx-whisper==0.4.3 mlx-vlm==0.7.6
+	$(PYTHON) fixtures/mel_goldens.py $(FIXTURES)/wheels goldens/mel
 	$(PYTHON) fixtures/planted_faults.py $(FIXTURES) goldens/models
 
 bench: release smollm2 ## tokens a second beside mlx-lm's, and a million rows without a model; takes a quarter of an hour

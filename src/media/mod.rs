@@ -22,6 +22,12 @@ mod wav;
 pub use error::MediaError;
 pub use recording::Recording;
 
+mod mel;
+mod split;
+
+pub use mel::{FRAMES, HOP_SAMPLES, N_SAMPLES, UsmFeatures, UsmMel, WhisperMel, soft_tokens};
+pub use split::{Splitter, Window};
+
 use std::{path::PathBuf, sync::Arc};
 
 /// What Whisper and every other speech model here hears, in Hz.

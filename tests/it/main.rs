@@ -17,4 +17,5 @@ mod recordings;
 mod run;
 mod schedule;
 mod signals;
+mod split;
 mod tidy;
