@@ -328,7 +328,8 @@ fn choose(reader: &dyn FormatReader, movie: &mp4::Movie, notes: &mut Vec<String>
         let (video, subtitles) = (count(TrackType::Video), count(TrackType::Subtitle));
         let other = reader.tracks().len() - video - subtitles;
         let parts = [(video, "of video"), (subtitles, "of subtitles"), (other, "of another kind")];
-        let parts: Vec<String> = parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        let parts: Vec<String> =
+            parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
         let tracks = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
         return Err(MediaError::NoAudioTrack { tracks });
     }
@@ -384,7 +385,8 @@ fn prepared(track: &Track, kind: Kind, about: &About) -> Result<(AudioCodecParam
         }
         CODEC_ID_ALAC => {
             // The decoder makes a buffer of so many frames.
-            let length = parameters.extra_data.as_deref().and_then(|cookie| cookie.first_chunk()).map(|&head| u32::from_be_bytes(head));
+            let length =
+                parameters.extra_data.as_deref().and_then(|cookie| cookie.first_chunk()).map(|&head| u32::from_be_bytes(head));
             if length.is_some_and(|length| u64::from(length) > PACKET_FRAMES_MAX) {
                 return Err(MediaError::damaged(kind.name(), "its ALAC header says that a packet has over a million frames"));
             }
@@ -392,7 +394,8 @@ fn prepared(track: &Track, kind: Kind, about: &About) -> Result<(AudioCodecParam
         CODEC_ID_OPUS => {
             // The adapter drops the pre-skip from the first packet only, which may be shorter.
             let head = parameters.extra_data.take();
-            let pre_skip = head.as_deref().and_then(|head| head.get(10..12)).map_or(0, |skip| u64::from(skip[0]) | u64::from(skip[1]) << 8);
+            let pre_skip =
+                head.as_deref().and_then(|head| head.get(10..12)).map_or(0, |skip| u64::from(skip[0]) | u64::from(skip[1]) << 8);
             parameters.with_sample_rate(OPUS_RATE);
             trim = Trim::padded(pre_skip, frames_of(extent.padding, OPUS_RATE));
             promised = None;
@@ -430,7 +433,8 @@ fn mp4_trim(track: &mp4::Track, movie_timescale: u32, frames: Option<u64>, rate:
     };
     let start = track.edit.map_or(0, |(start, _)| start).min(frames);
     // An edit that ends well before the track does is meant; less is the coarser clock of the film.
-    let length = track.edit.map(|(_, length)| (length, u64::from(movie_timescale))).filter(|&(length, scale)| length > 0 && scale > 0);
+    let length =
+        track.edit.map(|(_, length)| (length, u64::from(movie_timescale))).filter(|&(length, scale)| length > 0 && scale > 0);
     let edited = length.map(|(length, scale)| u128::from(length) * u128::from(rate) / u128::from(scale));
     let end = edited.and_then(|length| u64::try_from(length).ok()).map(|length| start.saturating_add(length));
     match end {

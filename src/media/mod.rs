@@ -58,3 +58,15 @@ pub struct Features {
     pub bins: usize,
     pub values: Vec<f32>,
 }
+
+impl Features {
+    /// A Whisper encoder's input from frame `seek` on: always [`FRAMES`] frames, zeros behind the last one of these.
+    pub fn padded(&self, seek: usize) -> Self {
+        let start = seek.min(self.frames) * self.bins;
+        let end = (start + FRAMES * self.bins).min(self.frames * self.bins);
+        let mut values = Vec::with_capacity(FRAMES * self.bins);
+        values.extend_from_slice(&self.values[start..end]);
+        values.resize(FRAMES * self.bins, 0.0);
+        Self { frames: FRAMES, bins: self.bins, values }
+    }
+}

@@ -66,7 +66,9 @@ impl Movie {
             }
             let (start, stop) = (position + header, position.saturating_add(length).min(end));
             match &name {
-                b"moov" | b"mdia" | b"minf" | b"stbl" | b"edts" if depth < DEPTH_MAX => self.walk(source, start, stop, depth + 1)?,
+                b"moov" | b"mdia" | b"minf" | b"stbl" | b"edts" if depth < DEPTH_MAX => {
+                    self.walk(source, start, stop, depth + 1)?
+                }
                 b"trak" if depth < DEPTH_MAX => {
                     self.tracks.push(Track::default());
                     self.walk(source, start, stop, depth + 1)?;

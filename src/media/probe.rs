@@ -254,7 +254,8 @@ pub(super) fn frame(bytes: &[u8]) -> Option<Frame> {
         return None;
     }
     if second & 0xf6 == 0xf0 {
-        const RATES: [u32; 13] = [96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000, 7_350];
+        const RATES: [u32; 13] =
+            [96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000, 7_350];
         let &[fifth, sixth] = bytes.get(4..6)?.first_chunk()?;
         let length = usize::from(fourth & 3) << 11 | usize::from(fifth) << 3 | usize::from(sixth >> 5);
         let rate = *RATES.get(usize::from(third >> 2 & 15))?;

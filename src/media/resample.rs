@@ -109,8 +109,7 @@ impl Filter {
         let length = self.block.len();
         let from = SequentialSlice::new(input, 1, input.len()).map_err(|error| broke_down(error.to_string()))?;
         let mut to = SequentialSlice::new_mut(&mut self.block, 1, length).map_err(|error| broke_down(error.to_string()))?;
-        let (_, given) =
-            self.fft.process_into_buffer(&from, &mut to, None).map_err(|error| broke_down(error.to_string()))?;
+        let (_, given) = self.fft.process_into_buffer(&from, &mut to, None).map_err(|error| broke_down(error.to_string()))?;
         let delay = self.delay.min(given);
         self.delay -= delay;
         output.extend_from_slice(&self.block[delay..given]);

@@ -88,8 +88,8 @@ fn is_chunk(source: &mut Source, position: u64) -> Result<bool, MediaError> {
 fn promised(source: &mut Source, start: u64, length: u64, number: impl Fn([u8; 4]) -> u32) -> Result<Option<Data>, MediaError> {
     let rest = source.length().saturating_sub(start);
     if length == 0 {
-        let follows = is_chunk(source, start)?
-            && chunk(source, start, number)?.is_some_and(|(_, length)| u64::from(length) + 8 <= rest);
+        let follows =
+            is_chunk(source, start)? && chunk(source, start, number)?.is_some_and(|(_, length)| u64::from(length) + 8 <= rest);
         return Ok((rest > 0 && !follows).then_some(Data { start, promised: None }));
     }
     let unknown = length > rest && length >= UNKNOWN_FROM && rest < UNKNOWN_FROM;

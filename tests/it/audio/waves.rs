@@ -159,7 +159,8 @@ fn lengths_that_were_never_filled_in() {
 
 #[test]
 fn a_data_chunk_that_is_really_empty() {
-    let file = PLAIN.riff(&[PLAIN.format(&[]), PLAIN.chunk(b"data", &[]), PLAIN.chunk(b"LIST", b"INFOISFT\x04\0\0\0abc\0")].concat());
+    let file =
+        PLAIN.riff(&[PLAIN.format(&[]), PLAIN.chunk(b"data", &[]), PLAIN.chunk(b"LIST", b"INFOISFT\x04\0\0\0abc\0")].concat());
     assert_eq!(refusal(hear_bytes(file)), "the WAV file holds no samples; it is cut off or was never finished: obtain it again");
 }
 
