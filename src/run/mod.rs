@@ -1,10 +1,13 @@
 //! What each command does. Only here do all stages meet.
 
 mod check;
+mod clock;
 mod feed;
+mod hear;
 mod inspect;
 mod job_run;
 mod open;
+mod speech;
 pub mod summary;
 
 use std::io::{self, Write};
