@@ -1,30 +1,30 @@
 //! Compressed recordings: symphonia's demuxers and decoders, libopus, and what both leave to whoever calls them.
 
 use std::collections::VecDeque;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Seek as _, SeekFrom};
 
 use symphonia::core::audio::{ChannelLabel, Channels, Position};
-use symphonia::core::codecs::CodecParameters;
-use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_ALAC, CODEC_ID_OPUS};
-use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
-use symphonia::core::codecs::registry::RegisterableAudioDecoder;
+use symphonia::core::codecs::audio::well_known::CODEC_ID_AAC;
+use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder};
 use symphonia::core::errors::Error;
-use symphonia::core::formats::probe::ProbeableFormat;
-use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackType};
+use symphonia::core::formats::probe::ProbeableFormat as _;
+use symphonia::core::formats::{FormatOptions, FormatReader};
 use symphonia::core::io::MediaSourceStream;
 use symphonia::core::packet::Packet;
+use symphonia::core::units::TimeBase;
 use symphonia::default::formats::{
     AdtsReader, AiffReader, CafReader, FlacReader, IsoMp4Reader, MkvReader, MpaReader, OggReader, WavReader,
 };
-use symphonia_adapter_libopus::OpusDecoder;
 
 use super::codec::{is_lossy, name};
 use super::mix::Block;
 use super::pcm::{check_channels, check_rate};
 use super::probe::{self, Kind};
+use super::silence::Silence;
 use super::source::{Allowance, PACKET_BYTES_MAX, Source};
+use super::track::{About, PACKET_FRAMES_MAX, choose, make_decoder, prepared};
 use super::trim::Trim;
-use super::{MediaError, aac, matroska, mp4};
+use super::{MediaError, aac};
 
 /// Packets that are looked at before the first is decoded.
 const FIRST_PACKETS: usize = 16;
@@ -32,36 +32,10 @@ const FIRST_PACKETS: usize = 16;
 const DAMAGED_IN_A_ROW_MAX: usize = 200;
 /// Streams chained behind one another, as radio recordings have them.
 const CHAINED_MAX: usize = 10_000;
-/// Frames of one packet: more than any codec has.
-const PACKET_FRAMES_MAX: u64 = 1 << 20;
-/// Frames of silence in the place of packets that could not be decoded.
-const GAP_FRAMES_MAX: u64 = 1 << 22;
-/// In Hz.
-const OPUS_RATE: u32 = 48_000;
-
-/// What symphonia's demuxers do not say of a file.
-#[derive(Default)]
-struct About {
-    movie: mp4::Movie,
-    extents: Vec<matroska::Extent>,
-}
-
-impl About {
-    fn read(source: &mut Source, kind: Kind) -> Result<Self, MediaError> {
-        Ok(match kind {
-            Kind::Mp4 => Self { movie: mp4::read(source)?, ..Self::default() },
-            Kind::Matroska => Self { extents: matroska::read(source)?, ..Self::default() },
-            _ => Self::default(),
-        })
-    }
-}
-
-/// Nanoseconds in frames.
-fn frames_of(nanoseconds: u64, rate: u32) -> u64 {
-    let frames = (u128::from(nanoseconds) * u128::from(rate) + 500_000_000) / 1_000_000_000;
-    // Padding is less than a packet.
-    u64::try_from(frames).unwrap_or(0).min(PACKET_FRAMES_MAX)
-}
+/// Samples of silence, of all channels together, in the place of packets that are missing or could not be decoded.
+const GAP_SAMPLES_MAX: u64 = 1 << 22;
+/// Seconds of silence that are filled in besides as much as was decoded.
+const GAP_SECONDS_MAX: u64 = 30;
 
 pub(super) struct Packets {
     kind: Kind,
@@ -72,6 +46,9 @@ pub(super) struct Packets {
     track: u32,
     first: VecDeque<Packet>,
     about: About,
+    time_base: Option<TimeBase>,
+    /// When the next packet is due, in seconds by the times of the one before.
+    expected: Option<f64>,
     trim: Trim,
     /// Frames that the header promises, of this track.
     promised: Option<u64>,
@@ -88,14 +65,32 @@ pub(super) struct Packets {
 struct Damaged {
     packets: u64,
     in_a_row: usize,
+    /// Frames of silence that are due before the next packet.
     gap_frames: u64,
+    filled_frames: u64,
     first_at: f64,
+    /// Gaps in the packets' times, and the seconds in them.
+    gaps: u64,
+    gap_seconds: f64,
+    first_gap_at: f64,
+}
+
+impl Damaged {
+    /// The frames of silence that are filled in now.
+    fn take_gap(&mut self, decoded_frames: u64, block: &Block) -> usize {
+        let gap = std::mem::take(&mut self.gap_frames).min(GAP_SAMPLES_MAX / block.channels.len().max(1) as u64);
+        // A few packets with forged times must not become hours.
+        let left = (decoded_frames + GAP_SECONDS_MAX * u64::from(block.rate)).saturating_sub(self.filled_frames);
+        let gap = gap.min(left);
+        self.filled_frames += gap;
+        usize::try_from(gap).unwrap_or(0)
+    }
 }
 
 impl Packets {
     pub fn open(mut source: Source, kind: Kind, notes: &mut Vec<String>) -> Result<Self, MediaError> {
         let about = About::read(&mut source, kind)?;
-        source.skip(0).map_err(MediaError::read)?;
+        source.seek(SeekFrom::Start(0)).map_err(MediaError::read)?;
         let allowance = source.allowance();
         let error = |error: Error| explained(error, kind, &allowance);
         let reader = open_reader(source, kind).map_err(error)?;
@@ -112,6 +107,8 @@ impl Packets {
             track: id,
             first: VecDeque::new(),
             about,
+            time_base: track.time_base,
+            expected: None,
             trim,
             promised,
             silence: Silence::default(),
@@ -188,15 +185,36 @@ impl Packets {
         if self.rate != block.rate {
             (self.frames, self.rate) = (0, block.rate);
         }
-        let gap = std::mem::take(&mut self.damaged.gap_frames);
+        self.silence.listen(block);
+        self.look_for_gap(packet, block);
+        let gap = self.damaged.take_gap(self.frames, block);
         if gap > 0 {
-            let gap = usize::try_from(gap.min(GAP_FRAMES_MAX)).unwrap_or(0);
             block.channels.iter_mut().for_each(|channel| drop(channel.splice(0..0, std::iter::repeat_n(0.0, gap))));
         }
-        self.silence.listen(block);
         self.frames += block.frames() as u64;
         self.trim.apply(block);
         Ok(true)
+    }
+
+    /// Packets that a demuxer has left out without a word leave a gap in the times of the others.
+    fn look_for_gap(&mut self, packet: &Packet, block: &Block) {
+        let Some(base) = self.time_base.filter(|_| matches!(self.kind, Kind::Flac | Kind::Ogg | Kind::Matroska)) else { return };
+        let tick = f64::from(base.numer.get()) / f64::from(base.denom.get());
+        let start = packet.pts.get() as f64 * tick;
+        // Matroska rounds its times, and Ogg has none for each packet.
+        let tolerance = if self.kind == Kind::Flac { 0.5 / f64::from(block.rate) } else { 0.1 };
+        if let Some(expected) = self.expected
+            && start - expected > tolerance
+        {
+            let damaged = &mut self.damaged;
+            if damaged.gaps == 0 {
+                damaged.first_gap_at = expected;
+            }
+            damaged.gaps += 1;
+            damaged.gap_seconds += start - expected;
+            damaged.gap_frames = ((start - expected) * f64::from(block.rate)).round() as u64;
+        }
+        self.expected = Some(start + block.frames() as f64 / f64::from(block.rate));
     }
 
     /// Another rate or number of channels within an MPEG stream needs another decoder.
@@ -245,7 +263,7 @@ impl Packets {
         if self.chained == 1 {
             notes.push(format!("at {:.1} s another stream begins in the same file", self.seconds()));
         }
-        self.frames = 0;
+        (self.frames, self.time_base, self.expected) = (0, track.time_base, None);
         Ok(true)
     }
 
@@ -255,7 +273,11 @@ impl Packets {
             self.has_ended = true;
             return Err(error);
         }
-        notes.push(format!("damaged or cut off at {:.1} s; what comes before is kept ({error})", self.seconds()));
+        let reason = match error {
+            MediaError::Damaged { reason, .. } => reason,
+            other => other.to_string(),
+        };
+        notes.push(format!("damaged or cut off at {:.1} s; what comes before is kept ({reason})", self.seconds()));
         self.promised = None;
         self.end(false, block, notes)
     }
@@ -272,9 +294,15 @@ impl Packets {
             let reason = format!("none of its {} packets can be decoded", damaged.packets);
             return Err(MediaError::damaged(self.kind.name(), reason));
         }
+        if damaged.gaps > 0 {
+            notes.push(format!(
+                "{:.1} s are missing, the first at {:.1} s; they are heard as silence, up to a limit",
+                damaged.gap_seconds, damaged.first_gap_at
+            ));
+        }
         if let Some(promised) = self.promised
             && self.rate > 0
-            && promised.saturating_sub(self.frames) > u64::from(self.rate) / 4
+            && promised.saturating_sub(self.frames) > u64::from(self.rate) / 10
         {
             notes.push(format!(
                 "cut off: the header promises {:.1} s, decoding gave {:.1} s",
@@ -311,148 +339,6 @@ fn open_reader(source: Source, kind: Kind) -> Result<Box<dyn FormatReader>, Erro
     }
 }
 
-/// The track that is heard: the default one, else the first that can be decoded, else the first.
-fn choose(reader: &dyn FormatReader, movie: &mp4::Movie, notes: &mut Vec<String>) -> Result<Track, MediaError> {
-    let audio: Vec<&Track> = reader.tracks().iter().filter(|track| track.track_type() == Some(TrackType::Audio)).collect();
-    let sounding = movie.tracks.iter().filter(|track| track.is_audio());
-    if let Some(scheme) = sounding.clone().find_map(|track| track.scheme.clone())
-        && !audio.iter().any(|track| is_decoded(track))
-    {
-        return Err(MediaError::Protected { scheme });
-    }
-    if audio.is_empty() {
-        if let Some(track) = sounding.clone().next() {
-            return Err(MediaError::unsupported(super::codec::of_sample_entry(track.entry)));
-        }
-        let count = |kind: TrackType| reader.tracks().iter().filter(|track| track.track_type() == Some(kind)).count();
-        let (video, subtitles) = (count(TrackType::Video), count(TrackType::Subtitle));
-        let other = reader.tracks().len() - video - subtitles;
-        let parts = [(video, "of video"), (subtitles, "of subtitles"), (other, "of another kind")];
-        let parts: Vec<String> =
-            parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
-        let tracks = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
-        return Err(MediaError::NoAudioTrack { tracks });
-    }
-    let default = reader.default_track(TrackType::Audio).filter(|track| is_decoded(track));
-    let chosen = default.or_else(|| audio.iter().copied().find(|track| is_decoded(track))).unwrap_or(audio[0]);
-    if audio.len() > 1 {
-        let place = audio.iter().position(|track| track.id == chosen.id).unwrap_or(0) + 1;
-        let language = chosen.language.as_deref().map(|language| format!(" ({language})")).unwrap_or_default();
-        notes.push(format!("of {} audio tracks, number {place}{language} is heard", audio.len()));
-    }
-    Ok(chosen.clone())
-}
-
-fn is_decoded(track: &Track) -> bool {
-    let Some(CodecParameters::Audio(parameters)) = &track.codec_params else { return false };
-    parameters.codec == CODEC_ID_OPUS || symphonia::default::get_codecs().get_audio_decoder(parameters.codec).is_some()
-}
-
-/// What a decoder is given, how its output is trimmed, and the frames that there should be before that.
-fn prepared(track: &Track, kind: Kind, about: &About) -> Result<(AudioCodecParameters, Trim, Option<u64>), MediaError> {
-    let Some(CodecParameters::Audio(parameters)) = &track.codec_params else {
-        return Err(MediaError::damaged(kind.name(), "its audio track does not say what it is"));
-    };
-    let mut parameters = parameters.clone();
-    let movie = &about.movie;
-    let extent = about.extents.iter().find(|extent| extent.track == u64::from(track.id)).cloned().unwrap_or_default();
-    let rate = parameters.sample_rate.unwrap_or(0);
-    if !is_decoded(track) {
-        let entry = movie.tracks.iter().find(|other| other.id == track.id).map(|other| other.entry);
-        let known = name(parameters.codec);
-        let what = match entry {
-            Some(entry) if known.is_empty() => super::codec::of_sample_entry(entry),
-            _ if known.is_empty() => format!("a codec of {} that is not known", kind.name()),
-            _ => known.to_owned(),
-        };
-        return Err(MediaError::unsupported(what));
-    }
-    if let Some(channels) = &parameters.channels {
-        check_channels(channels.count())?;
-    }
-    let frames = parameters.max_frames_per_packet.unwrap_or(0);
-    if frames > PACKET_FRAMES_MAX {
-        return Err(MediaError::damaged(kind.name(), format!("its header says that a packet has {frames} frames")));
-    }
-    let mut trim = Trim::default();
-    let mut promised = track.num_frames;
-    match parameters.codec {
-        CODEC_ID_AAC => {
-            if let Some(configuration) = &parameters.extra_data {
-                aac::check_configuration(configuration)?;
-            }
-            trim = Trim::padded(frames_of(extent.delay, rate), frames_of(extent.padding, rate));
-        }
-        CODEC_ID_ALAC => {
-            // The decoder makes a buffer of so many frames.
-            let length =
-                parameters.extra_data.as_deref().and_then(|cookie| cookie.first_chunk()).map(|&head| u32::from_be_bytes(head));
-            if length.is_some_and(|length| u64::from(length) > PACKET_FRAMES_MAX) {
-                return Err(MediaError::damaged(kind.name(), "its ALAC header says that a packet has over a million frames"));
-            }
-        }
-        CODEC_ID_OPUS => {
-            // The adapter drops the pre-skip from the first packet only, which may be shorter.
-            let head = parameters.extra_data.take();
-            let pre_skip =
-                head.as_deref().and_then(|head| head.get(10..12)).map_or(0, |skip| u64::from(skip[0]) | u64::from(skip[1]) << 8);
-            parameters.with_sample_rate(OPUS_RATE);
-            trim = Trim::padded(pre_skip, frames_of(extent.padding, OPUS_RATE));
-            promised = None;
-            if parameters.channels.as_ref().is_some_and(|channels| channels.count() > 2) {
-                let count = parameters.channels.as_ref().map_or(0, Channels::count);
-                return Err(MediaError::unsupported(format!("Opus with {count} channels")));
-            }
-        }
-        _ if kind == Kind::Matroska => trim = Trim::padded(0, frames_of(extent.padding, rate)),
-        _ => {}
-    }
-    if kind == Kind::Mpeg {
-        (trim, promised) = mpeg_trim(track);
-    }
-    if let Some(edited) = movie.tracks.iter().find(|other| other.id == track.id) {
-        trim = mp4_trim(edited, movie.timescale, track.num_frames, parameters.sample_rate);
-    }
-    Ok((parameters, trim, promised))
-}
-
-/// A header by LAME or ffmpeg says what the encoder put around the sound. Without one symphonia only estimates the length from the
-/// first bit rates, and its own trimming would cut a stream of variable bit rate there.
-fn mpeg_trim(track: &Track) -> (Trim, Option<u64>) {
-    let (Some(delay), Some(frames)) = (track.delay, track.num_frames) else { return (Trim::default(), None) };
-    let (delay, padding) = (u64::from(delay), u64::from(track.padding.unwrap_or(0)));
-    (Trim::new(delay, Some(delay + frames), padding), Some(delay + frames + padding))
-}
-
-fn mp4_trim(track: &mp4::Track, movie_timescale: u32, frames: Option<u64>, rate: Option<u32>) -> Trim {
-    // Times are frames where a tick is one.
-    let Some(rate) = rate.filter(|&rate| rate == track.timescale) else { return Trim::default() };
-    // A file in fragments does not say how long it is.
-    let Some(frames) = frames.filter(|&frames| frames > 0) else {
-        return Trim::padded(track.edit.map_or(0, |(start, _)| start).min(u64::from(rate)), 0);
-    };
-    let start = track.edit.map_or(0, |(start, _)| start).min(frames);
-    // An edit that ends well before the track does is meant; less is the coarser clock of the film.
-    let length =
-        track.edit.map(|(_, length)| (length, u64::from(movie_timescale))).filter(|&(length, scale)| length > 0 && scale > 0);
-    let edited = length.map(|(length, scale)| u128::from(length) * u128::from(rate) / u128::from(scale));
-    let end = edited.and_then(|length| u64::try_from(length).ok()).map(|length| start.saturating_add(length));
-    match end {
-        Some(end) if end + u64::from(rate) / 2 < frames => Trim::limit(start, end),
-        _ => Trim::new(start, Some(frames), 2 * 1024),
-    }
-}
-
-fn make_decoder(parameters: &AudioCodecParameters) -> Result<Box<dyn AudioDecoder>, Error> {
-    // MPEG streams are trimmed here; see `mpeg_trim`.
-    let is_mpeg = super::codec::is_mpeg(parameters.codec);
-    let options = AudioDecoderOptions::default().gapless(!is_mpeg);
-    if parameters.codec == CODEC_ID_OPUS {
-        return OpusDecoder::try_registry_new(parameters, &options);
-    }
-    symphonia::default::get_codecs().make_audio_decoder(parameters, &options)
-}
-
 /// One bit a channel, for those of low-frequency effects.
 fn effects(channels: &Channels) -> u64 {
     let lows = Position::LFE1 | Position::LFE2;
@@ -480,40 +366,5 @@ fn explained(error: Error, kind: Kind, allowance: &Allowance) -> MediaError {
         Error::Unsupported(what) => MediaError::unsupported(format!("{format} of this kind ({})", told(what))),
         Error::SeekError(_) | Error::ResetRequired => MediaError::damaged(format, "its parts do not fit together"),
         other => MediaError::damaged(format, other.to_string()),
-    }
-}
-
-/// Whether a decoder gives silence for packets that hold something (Symphonia#540).
-///
-/// A packet of silence is short, or filled up with one and the same byte; one of sound looks like noise. Samples of a lossy codec
-/// that are all exactly zero although most packets look like noise are the decoder's failure.
-#[derive(Default)]
-struct Silence {
-    packets: u64,
-    like_noise: u64,
-    heard: bool,
-}
-
-/// Different bytes in a packet from which on it looks like noise.
-const NOISE_BYTES: usize = 40;
-
-impl Silence {
-    fn look(&mut self, packet: &[u8], is_lossy: bool) {
-        if self.heard || !is_lossy {
-            return;
-        }
-        let mut seen = [0u64; 4];
-        packet.iter().for_each(|&byte| seen[usize::from(byte >> 6)] |= 1 << (byte & 63));
-        let different: u32 = seen.iter().map(|bits| bits.count_ones()).sum();
-        self.packets += 1;
-        self.like_noise += u64::from(different as usize >= NOISE_BYTES);
-    }
-
-    fn listen(&mut self, block: &Block) {
-        self.heard = self.heard || block.channels.iter().flatten().any(|&sample| sample != 0.0);
-    }
-
-    fn is_false(&self) -> bool {
-        !self.heard && self.like_noise >= 3 && self.like_noise * 2 > self.packets
     }
 }

@@ -1,8 +1,9 @@
 //! Recordings, from files to what a model hears: plain buffers, no tensor.
 //!
 //! [`Recording`] streams a file as one channel of `f32` samples at a model's rate. `source` gives its bytes, `probe` says by their
-//! content what they are, `wav` and `pcm` read what is not compressed, `decode` the rest (symphonia, libopus), `mp4` what symphonia
-//! does not say of an MP4 file; `mix` makes one channel, `resample` one rate.
+//! content what they are, `wav` and `pcm` read what is not compressed, `decode` the rest (symphonia, libopus). `track` chooses what is
+//! heard of a file with the help of `aac`, `mp4` and `matroska`, which tell what symphonia does not; `trim` cuts off what encoders
+//! add. `mix` makes one channel, `resample` one rate.
 
 mod aac;
 mod codec;
@@ -15,7 +16,9 @@ mod pcm;
 mod probe;
 mod recording;
 mod resample;
+mod silence;
 mod source;
+mod track;
 mod trim;
 mod wav;
 

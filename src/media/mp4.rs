@@ -36,6 +36,10 @@ impl Track {
 pub(super) struct Movie {
     pub timescale: u32,
     pub tracks: Vec<Track>,
+    /// Whether there is a `moov` at all.
+    pub is_indexed: bool,
+    /// Where the last box ends by its header, which in a cut off file is behind the file's end.
+    pub stated_end: u64,
     boxes: usize,
 }
 
@@ -63,6 +67,10 @@ impl Movie {
             };
             if length < header {
                 return Ok(());
+            }
+            if depth == 0 {
+                self.is_indexed |= &name == b"moov";
+                self.stated_end = self.stated_end.max(position.saturating_add(length));
             }
             let (start, stop) = (position + header, position.saturating_add(length).min(end));
             match &name {

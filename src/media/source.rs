@@ -40,6 +40,8 @@ pub(super) struct Source {
     /// What lies before is not seen.
     start: u64,
     length: u64,
+    /// What a demuxer takes for the length.
+    stated_length: u64,
     allowance: Allowance,
 }
 
@@ -62,14 +64,20 @@ impl Source {
         if length == 0 {
             return Err(MediaError::Empty);
         }
-        Ok(Self { inner, start: 0, length, allowance: Allowance(Arc::new(AtomicU64::new(OPEN_BYTES_MAX))) })
+        Ok(Self { inner, start: 0, length, stated_length: length, allowance: Allowance(Arc::new(AtomicU64::new(OPEN_BYTES_MAX))) })
     }
 
     /// Forgets the first bytes, tags for instance: what follows is the file from now on.
     pub fn skip(&mut self, bytes: u64) -> io::Result<()> {
         let bytes = bytes.min(self.length);
         (self.start, self.length) = (self.start + bytes, self.length - bytes);
+        self.stated_length = self.length;
         self.seek(SeekFrom::Start(0)).map(drop)
+    }
+
+    /// Pretends to be as long as a header says, for a demuxer that else would not look at what there is of a cut off file.
+    pub fn state_length(&mut self, length: u64) {
+        self.stated_length = length.max(self.length);
     }
 
     pub fn length(&self) -> u64 {
@@ -109,6 +117,7 @@ impl Seek for Source {
     fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
         let position = match position {
             SeekFrom::Start(position) => SeekFrom::Start(self.start.saturating_add(position)),
+            SeekFrom::End(offset) => SeekFrom::Start(self.start.saturating_add(self.stated_length).saturating_add_signed(offset)),
             relative => relative,
         };
         let position = match &mut self.inner {
@@ -125,6 +134,6 @@ impl MediaSource for Source {
     }
 
     fn byte_len(&self) -> Option<u64> {
-        Some(self.length)
+        Some(self.stated_length)
     }
 }

@@ -120,7 +120,6 @@ fn what_cannot_be_decoded_is_named() {
         ("eac3.mp4", "E-AC-3"),
         ("wma.wma", "Windows Media (WMA or WMV)"),
         ("amr.amr", "AMR (telephone) audio"),
-        ("wavpack.wv", "WavPack"),
         ("transport.ts", "an MPEG transport stream"),
         ("aac-6channels.m4a", "AAC with 6 channels"),
         ("opus-6channels.opus", "Opus with 6 channels"),
