@@ -176,9 +176,10 @@ def main():
     """).fetchall()
     expected = [(row["row"], *segment.values()) for row in rows for segment in row["segments"] or []]
     assert sorted(segments) == sorted(expected), "DuckDB sees other segments"
-    totals = connection.sql(f"SELECT sum(word_errors), sum(reference_words) FROM read_parquet('{folder}/part-*.parquet')").fetchone()
-    scored = [row for row in rows if row["word_errors"] is not None]
-    assert totals == ((sum(row["word_errors"] for row in scored), sum(row["reference_words"] for row in scored)) if scored else (None, None))
+    names = ["word_errors", "reference_words", "character_errors", "reference_characters"]
+    sums = ", ".join(f"coalesce(sum({name}), 0)" for name in names)
+    totals = connection.sql(f"SELECT {sums} FROM read_parquet('{folder}/part-*.parquet')").fetchall()[0]
+    assert totals == tuple(sum(row[name] or 0 for row in rows) for name in names), totals
     print(f"{len(rows)} rows in {len(parts)} parts, {failed} failed: pyarrow and DuckDB agree")
 
 
