@@ -27,9 +27,10 @@ test-models: setup fixtures ## all tests, with SmolLM2, every tiny checkpoint an
 	@fixtures/fetch_models.sh || echo "test-models: going on without; tests that need it are skipped by name" >&2
 	MLXBATCH_MODELS=$(MODELS) MLXBATCH_FIXTURES=$(FIXTURES) MLXBATCH_PYTHON=$(PYTHON) $(TEST_ALL)
 
-goldens: fixtures smollm2 ## have mlx-lm compute goldens/ again; review the difference like code
+goldens: fixtures smollm2 ## have mlx-lm and mlx-whisper compute goldens/ again; review the difference like code
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES) goldens/models
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES)/gguf goldens/gguf
+	$(PYTHON) fixtures/make_whisper_goldens.py $(FIXTURES)/speech goldens/whisper
 	$(PYTHON) fixtures/smollm2_golden.py $(MODELS)/smollm2/dense goldens/smollm2-greedy.json
 	$(PYTHON) fixtures/planted_faults.py $(FIXTURES) goldens/models
 

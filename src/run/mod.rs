@@ -1,6 +1,7 @@
 //! What each command does. Only here do all stages meet.
 
 mod check;
+mod convert;
 mod feed;
 mod inspect;
 mod job_run;
@@ -47,6 +48,7 @@ pub fn command(args: &Args) -> Status {
         Command::Run(run) => job_run::run(run),
         Command::Check(check) => check::check(check),
         Command::Inspect(inspect) => inspect::inspect(inspect),
+        Command::Convert(convert) => convert::convert(convert),
         Command::Summary(summary) => summarize(summary),
         Command::Completions(completions) => args::completions(completions.shell).map(|()| Status::Ok).map_err(Into::into),
         Command::Man => args::man_page().map(|()| Status::Ok).map_err(Into::into),
