@@ -28,9 +28,10 @@ test-models: setup fixtures ## all tests, with SmolLM2, every tiny checkpoint an
 	@fixtures/fetch_speech.sh || echo "test-models: going on without; tests that need it are skipped by name" >&2
 	MLXBATCH_MODELS=$(MODELS) MLXBATCH_FIXTURES=$(FIXTURES) MLXBATCH_PYTHON=$(PYTHON) $(TEST_ALL)
 
-goldens: fixtures smollm2 ## have mlx-lm compute goldens/ again; review the difference like code
+goldens: fixtures smollm2 ## have mlx-lm and mlx-whisper compute goldens/ again; review the difference like code
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES) goldens/models
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES)/gguf goldens/gguf
+	$(PYTHON) fixtures/make_whisper_goldens.py $(FIXTURES)/speech goldens/whisper
 	$(PYTHON) fixtures/smollm2_golden.py $(MODELS)/smollm2/dense goldens/smollm2-greedy.json
 	python3 -m pip download -q --disable-pip-version-check --no-deps -d $(FIXTURES)/wheels mlx-whisper==0.4.3 mlx-vlm==0.7.6
 	$(PYTHON) fixtures/mel_goldens.py $(FIXTURES)/wheels goldens/mel

@@ -22,6 +22,7 @@ pub enum Command {
     Run(Run),
     Check(Check),
     Inspect(Inspect),
+    Convert(Convert),
     Summary(Summary),
     Completions(Completions),
     /// Print the manual page
@@ -104,6 +105,23 @@ pub struct Inspect {
     pub json: bool,
 }
 
+/// Convert a model of another format into one that can be run
+///
+/// What is converted is a Whisper of CTranslate2's, as faster-whisper uses it: model.bin and its tokenizer.json become
+/// weights.safetensors, config.json and tokenizer.json in the layout of mlx-whisper. Weights that were quantized to integers become
+/// the floats that they stand for. The new folder appears when it is whole.
+#[derive(Debug, Clone, PartialEq, clap::Args)]
+#[command(after_help = CONVERT_EXAMPLES)]
+pub struct Convert {
+    /// The folder to convert
+    #[arg(value_name = "SOURCE", value_hint = clap::ValueHint::DirPath)]
+    pub source: PathBuf,
+
+    /// The folder to make; it must not be there, or be empty
+    #[arg(value_name = "OUT", value_hint = clap::ValueHint::DirPath)]
+    pub out: PathBuf,
+}
+
 /// Summarize the results of a run: rows, failures, speed, time per stage
 #[derive(Debug, Clone, PartialEq, clap::Args)]
 #[command(after_help = SUMMARY_EXAMPLES)]
@@ -154,6 +172,7 @@ Examples:
   mlxbatch run job.toml --set generation.max_tokens=64 --set batching.rows=8
   mlxbatch summary out/quickstart                      how it went
   mlxbatch inspect mlx-community/Qwen3-0.6B-4bit       what a model is
+  mlxbatch convert faster-whisper-base whisper-base    CTranslate2's weights into ones that can be run
 
 Exit status:
   0   every row is ok
@@ -182,6 +201,10 @@ const INSPECT_EXAMPLES: &str = "\
 Examples:
   mlxbatch inspect models/SmolLM2-135M-Instruct.Q4_1.gguf
   mlxbatch inspect mlx-community/Qwen3-0.6B-4bit --json";
+
+const CONVERT_EXAMPLES: &str = "\
+Example:
+  mlxbatch convert models/faster-whisper-tiny.en models/whisper-tiny.en";
 
 const SUMMARY_EXAMPLES: &str = "\
 Examples:
@@ -291,6 +314,8 @@ mod tests {
         assert_eq!(parse("mlxbatch check a.toml --set x.y=1 --limit 2").unwrap(), Command::Check(Check { job, json: false }));
         let inspect = Inspect { model: "org/name".to_owned(), json: true };
         assert_eq!(parse("mlxbatch inspect org/name --json").unwrap(), Command::Inspect(inspect));
+        let convert = Convert { source: "a".into(), out: "b".into() };
+        assert_eq!(parse("mlxbatch convert a b").unwrap(), Command::Convert(convert));
         let summary = Summary { folder: "out".into(), json: false };
         assert_eq!(parse("mlxbatch summary out").unwrap(), Command::Summary(summary));
         let completions = Completions { shell: clap_complete::Shell::Zsh };
@@ -322,7 +347,7 @@ mod tests {
     #[test]
     fn manual_names_every_command_and_exit_status() {
         let page = String::from_utf8(render_man_page().unwrap()).unwrap();
-        for expected in [".SH RUN", ".SH SUMMARY", "\\-\\-limit", "\\&  75  interrupted", "\\-\\-progress"] {
+        for expected in [".SH RUN", ".SH SUMMARY", ".SH CONVERT", "\\-\\-limit", "\\&  75  interrupted", "\\-\\-progress"] {
             assert!(page.contains(expected), "{expected}\n{page}");
         }
     }

@@ -1,9 +1,10 @@
 //! What a model's files say, read without loading a weight.
 //!
-//! A model is a folder (`config.json`, `*.safetensors` or `weights.npz`, tokenizer files), a `.gguf` file, or a hub id, which becomes a folder.
-//! [`locate`] finds and checks the files; [`ModelFiles::config`] speaks Hugging Face's names for all of them.
+//! A model is a folder (`config.json`, `*.safetensors` or `weights.npz`, tokenizer files), a `.gguf` file, or a hub id, which
+//! becomes a folder. [`locate`] finds and checks the files; [`ModelFiles::config`] speaks Hugging Face's names for all of them.
 
 mod config;
+pub mod ctranslate2;
 pub mod gguf;
 pub mod hub;
 pub mod npz;

@@ -2,6 +2,7 @@
 
 mod check;
 mod clock;
+mod convert;
 mod feed;
 mod hear;
 mod inspect;
@@ -50,6 +51,7 @@ pub fn command(args: &Args) -> Status {
         Command::Run(run) => job_run::run(run),
         Command::Check(check) => check::check(check),
         Command::Inspect(inspect) => inspect::inspect(inspect),
+        Command::Convert(convert) => convert::convert(convert),
         Command::Summary(summary) => summarize(summary),
         Command::Completions(completions) => args::completions(completions.shell).map(|()| Status::Ok).map_err(Into::into),
         Command::Man => args::man_page().map(|()| Status::Ok).map_err(Into::into),

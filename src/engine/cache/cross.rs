@@ -3,9 +3,8 @@
 //! A layer keeps keys and values of `(slots, heads, tokens, head_dim)`, one row a slot, written when a sequence is admitted and
 //! read until it ends. Every query sees all of its slot's tokens, so there is no mask.
 //!
-//! On the CPU, keys are held as `(slots, heads, head_dim, tokens)`: a product over 1,500 stored keys then runs along them, and
-//! scores, softmax and sum are a third faster than MLX's own attention, which computes the same (`tests/` measure neither; 2 cores,
-//! 8 rows, 6 heads of 64: 2.5 ms against 4.3 ms a layer).
+//! On the CPU, keys are held as `(slots, heads, head_dim, tokens)`, so that the product of one query with 1,500 keys runs along
+//! them: with 8 rows, 6 heads and 64 numbers a head, a layer takes 2.5 ms where MLX's own attention takes 4.3 ms.
 
 use mlx_rs::{Array, Dtype, fast, ops};
 

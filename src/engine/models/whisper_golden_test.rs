@@ -201,7 +201,7 @@ fn check(name: &str, folder: &Path) {
 #[test]
 fn committed_checkpoints_agree_with_mlx_whisper() {
     for folder in ["whisper", "whisper-npz"] {
-        check("whisper", &root().join("fixtures/checkpoints").join(folder));
+        check("whisper", &root().join("fixtures/checkpoints/speech").join(folder));
     }
 }
 
@@ -221,7 +221,7 @@ fn made_checkpoints_agree_with_mlx_whisper() {
         ("whisper-bf16", "whisper-bf16"),
         ("whisper-bf16", "whisper-npz-bf16"),
     ] {
-        if let Err(panic) = std::panic::catch_unwind(|| check(name, &made.join(folder))) {
+        if let Err(panic) = std::panic::catch_unwind(|| check(name, &made.join("speech").join(folder))) {
             failures.push(format!("{folder}: {}", text_of(&*panic)));
         }
     }
@@ -231,7 +231,7 @@ fn made_checkpoints_agree_with_mlx_whisper() {
 /// The gate above must turn red for each single fault: in what the model is made of, and in how it is driven.
 #[test]
 fn planted_faults_turn_the_gate_red() {
-    let folder = root().join("fixtures/checkpoints/whisper");
+    let folder = root().join("fixtures/checkpoints/speech/whisper");
     let golden = golden("whisper");
     let quietly = |check: &dyn Fn() -> bool| std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).unwrap_or(false);
     let encodes = |model: &dyn Model| {
@@ -334,7 +334,7 @@ fn planted_faults_turn_the_gate_red() {
 
 #[test]
 fn what_the_encoder_cannot_take_is_said() {
-    let model = open(&root().join("fixtures/checkpoints/whisper"), |_| {});
+    let model = open(&root().join("fixtures/checkpoints/speech/whisper"), |_| {});
     let error = model.encoder().unwrap().encode(&features(0, (59, 80))).unwrap_err().to_string();
     assert!(error.contains("takes features of 60 frames × 80 bins, and was given [1, 59, 80]"), "{error}");
     let mut cache = cache(&*model, 1, 2);
