@@ -12,10 +12,17 @@ export PYTHONDONTWRITEBYTECODE := 1
 # Tests run side by side: threads of OpenBLAS that wait for each other spin, and make each other ten times slower.
 test test-models: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo build test test-models goldens bench fmt lint clean help setup release model oracle fixtures smollm2
+.PHONY: demo demo-audio build test test-models goldens bench fmt lint clean help setup release model oracle fixtures smollm2
 
 demo: release model ## build, fetch SmolLM2 (98 MB), run jobs/quickstart.toml
 	target/release/mlxbatch run jobs/quickstart.toml
+
+demo-audio: release ## build, fetch Whisper tiny.en (75 MB) and real speech, run jobs/speech.toml, print the transcripts
+	@fixtures/fetch_models.sh whisper-tiny.en
+	@fixtures/fetch_speech.sh
+	@[ -d $(MODELS)/whisper-tiny.en ] || target/release/mlxbatch convert $(MODELS)/whisper-tiny.en-ct2 $(MODELS)/whisper-tiny.en
+	target/release/mlxbatch run jobs/speech.toml
+	target/release/mlxbatch show out/speech --columns id,wer,text
 
 build: setup ## build for development
 	cargo build --locked

@@ -91,6 +91,14 @@ pub struct Columns {
     pub language: String,
 }
 
+impl Default for Columns {
+    fn default() -> Self {
+        let [id, prompt, messages, reference, audio, language] =
+            ["id", "prompt", "messages", "reference", "audio", "language"].map(str::to_owned);
+        Self { id, prompt, messages, reference, audio, language }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prompt {
     pub system: Option<String>,

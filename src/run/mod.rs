@@ -8,6 +8,7 @@ mod hear;
 mod inspect;
 mod job_run;
 mod open;
+mod show;
 mod speech;
 pub mod summary;
 
@@ -53,6 +54,7 @@ pub fn command(args: &Args) -> Status {
         Command::Inspect(inspect) => inspect::inspect(inspect),
         Command::Convert(convert) => convert::convert(convert),
         Command::Summary(summary) => summarize(summary),
+        Command::Show(show) => show::show(show),
         Command::Completions(completions) => args::completions(completions.shell).map(|()| Status::Ok).map_err(Into::into),
         Command::Man => args::man_page().map(|()| Status::Ok).map_err(Into::into),
     };

@@ -136,6 +136,7 @@ impl SpeechRows {
     /// The next pass for the scheduler.
     pub fn request(&mut self) -> Option<Arc<Request>> {
         let (number, window) = self.ready.pop_front()?;
+        // Both are there: a row takes its passes with it when it goes.
         let row = self.rows.get_mut(&number)?;
         let State::Underway { transcript, .. } = row.windows.get(window)? else { return None };
         let sequence = SequenceId(self.next_sequence);

@@ -17,5 +17,6 @@ mod recordings;
 mod run;
 mod schedule;
 mod signals;
+mod speech;
 mod split;
 mod tidy;

@@ -9,7 +9,7 @@ const SECOND: usize = 16_000;
 
 /// The clips of a LibriVox reading, as `fixtures/fetch_speech.sh` fetches them: 16 kHz, mono, 16 bits behind a header of 44 bytes.
 fn clips(test: &str) -> Option<Vec<Vec<f32>>> {
-    let folder = models(test, "speech/speech.jsonl")?.parent().unwrap().to_owned();
+    let folder = models(test, "speech/0930.wav")?.parent().unwrap().to_owned();
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|kind| kind == "wav"));
     files.sort();
