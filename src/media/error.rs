@@ -21,7 +21,7 @@ pub enum MediaError {
     Unsupported { what: String },
     #[error("the recording is encrypted ({scheme}); only its owner's software can decode it: use a copy without protection")]
     Protected { scheme: String },
-    #[error("the file holds no audio track, only {tracks}; name a file with sound")]
+    #[error("the file holds no audio track{tracks}; name a file with sound")]
     NoAudioTrack { tracks: String },
     #[error("the {format} file is damaged: {reason}; obtain it again")]
     Damaged { format: &'static str, reason: String },

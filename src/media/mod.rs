@@ -41,7 +41,7 @@ const CHANNELS_MAX: usize = 64;
 /// In Hz.
 const RATE_MIN: u32 = 1_000;
 /// In Hz.
-const RATE_MAX: u32 = 768_000;
+const RATE_MAX: u32 = 384_000;
 
 /// Where a row's recording is.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,8 +5,7 @@ use rubato::{Fft, FixedSync, Resampler as _, WindowFunction};
 
 use super::MediaError;
 
-/// The length of a filter at the lower of the two rates, about: longer ones pass more of what lies just under the limit of
-/// what that rate can hold. 480 points pass all up to 0.93 of it.
+/// Points of the filter at the lower of the two rates, at least. It passes all up to 0.94 of what that rate can hold.
 const FILTER_POINTS: usize = 480;
 
 /// The samples that `frames` at rate `from` become at rate `to`, rounded half up.

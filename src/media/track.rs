@@ -74,7 +74,7 @@ pub(super) fn choose(reader: &dyn FormatReader, movie: &mp4::Movie, notes: &mut 
         let parts = [(video, "of video"), (subtitles, "of subtitles"), (other, "of another kind")];
         let parts: Vec<String> =
             parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
-        let tracks = if parts.is_empty() { "nothing".to_owned() } else { parts.join(", ") };
+        let tracks = if parts.is_empty() { String::new() } else { format!(", only {}", parts.join(", ")) };
         return Err(MediaError::NoAudioTrack { tracks });
     }
     let default = reader.default_track(TrackType::Audio).filter(|track| is_decoded(track));

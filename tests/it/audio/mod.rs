@@ -2,6 +2,7 @@
 
 mod damaged;
 mod formats;
+mod resampling;
 mod traps;
 mod waves;
 

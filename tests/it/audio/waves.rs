@@ -270,7 +270,7 @@ fn a_header_that_makes_no_sense() {
         (Wave { rate: 0, ..PLAIN }, "the WAV file is damaged: its header says that it has 0 samples a second; obtain it again"),
         (
             Wave { rate: 4_000_000_000, ..PLAIN },
-            "the recording has 4000000000 samples a second, more than 768000, which is the limit here; resample it, for example to 48000",
+            "the recording has 4000000000 samples a second, more than 384000, which is the limit here; resample it, for example to 48000",
         ),
         (
             Wave { channels: 900, bits: 8, ..PLAIN },
