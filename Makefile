@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 # Tests run side by side: threads of OpenBLAS that wait for each other spin, and make each other ten times slower.
 test test-models: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo build test test-models goldens bench fmt lint clean help setup release model oracle fixtures smollm2
+.PHONY: demo build test test-models goldens bench fmt lint clean help setup release model oracle fixtures smollm2 whisper
 
 demo: release model ## build, fetch SmolLM2 (98 MB), run jobs/quickstart.toml
 	target/release/mlxbatch run jobs/quickstart.toml
@@ -23,14 +23,15 @@ build: setup ## build for development
 test: setup ## the tests that need nothing but this folder
 	$(TEST)
 
-test-models: setup fixtures ## all tests, with SmolLM2, every tiny checkpoint and Python's Parquet readers
-	@fixtures/fetch_models.sh || echo "test-models: going on without; tests that need it are skipped by name" >&2
+test-models: setup fixtures ## all tests, with SmolLM2, Whisper tiny.en, every tiny checkpoint and Python's Parquet readers
+	@fixtures/fetch_models.sh smollm2 whisper-tiny.en || echo "test-models: going on without; tests that need it are skipped by name" >&2
 	MLXBATCH_MODELS=$(MODELS) MLXBATCH_FIXTURES=$(FIXTURES) MLXBATCH_PYTHON=$(PYTHON) $(TEST_ALL)
 
-goldens: fixtures smollm2 ## have mlx-lm and mlx-whisper compute goldens/ again; review the difference like code
+goldens: fixtures smollm2 whisper ## have mlx-lm and mlx-whisper compute goldens/ again; review the difference like code
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES) goldens/models
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES)/gguf goldens/gguf
 	$(PYTHON) fixtures/make_whisper_goldens.py $(FIXTURES)/speech goldens/whisper
+	$(PYTHON) fixtures/whisper_golden.py $(MODELS)/whisper-tiny.en goldens/whisper-tiny.en.json
 	$(PYTHON) fixtures/smollm2_golden.py $(MODELS)/smollm2/dense goldens/smollm2-greedy.json
 	$(PYTHON) fixtures/planted_faults.py $(FIXTURES) goldens/models
 
@@ -69,3 +70,7 @@ fixtures: oracle
 
 smollm2: oracle model
 	@[ -f $(MODELS)/smollm2/quantized/tokenizer.json ] || $(PYTHON) fixtures/convert_smollm2.py $(SMOLLM2) $(MODELS)/smollm2
+
+whisper: build
+	@fixtures/fetch_models.sh whisper-tiny.en
+	@[ -d $(MODELS)/whisper-tiny.en ] || target/debug/mlxbatch convert $(MODELS)/whisper-tiny.en-ct2 $(MODELS)/whisper-tiny.en
