@@ -348,3 +348,52 @@ fn what_the_encoder_cannot_take_is_said() {
     let step = crate::engine::cache::Step::new(Vec::new(), &[(0, 0)]);
     assert!(text_only.attend_cross(0, &keys, 1.0, &step).is_err());
 }
+
+#[derive(Deserialize)]
+struct TinyEn {
+    window: i64,
+    prompt: Vec<u32>,
+    tokens: Vec<u32>,
+    encoded_every_499th: Vec<f32>,
+    logits: Vec<TinyEnLogits>,
+}
+
+#[derive(Deserialize)]
+struct TinyEnLogits {
+    step: usize,
+    every_997th: Vec<f32>,
+}
+
+/// A real model, as `mlxbatch convert` makes it of CTranslate2's: what mlx-whisper computes.
+#[test]
+fn whisper_tiny_en_agrees_with_mlx_whisper() {
+    let source = env::var_os("MLXBATCH_MODELS").map(|folder| PathBuf::from(folder).join("whisper-tiny.en-ct2"));
+    let Some(source) = source.filter(|source| source.is_dir()) else {
+        eprintln!("skipped: whisper_tiny_en_agrees_with_mlx_whisper, the model is not there (make test-models fetches it)");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let converted = folder.path().join("whisper-tiny.en");
+    crate::model::ctranslate2::convert(&source, &converted).unwrap();
+    let golden: TinyEn = serde_json::from_slice(&fs::read(root().join("goldens/whisper-tiny.en.json")).unwrap()).unwrap();
+    let model = open(&converted, |_| {});
+    let encoded = encode(&*model, golden.window);
+    let every = |numbers: &[f32], step: usize| numbers.iter().copied().step_by(step).collect::<Vec<f32>>();
+    let far = |golden: &[f32], ours: &[f32]| {
+        assert_eq!(golden.len(), ours.len());
+        golden.iter().zip(ours).fold(0.0f32, |error, (a, b)| error.max((a - b).abs() / a.abs().max(1.0)))
+    };
+    let error = far(&golden.encoded_every_499th, &every(encoded.try_as_slice::<f32>().unwrap(), 499));
+    assert!(error <= 1e-4, "what the encoder gives is {error:e} away");
+    let mut cache = cache(&*model, 1, 1);
+    hear(&*model, &mut cache, 0, &encoded, 0);
+    let mut logits = prefill(&*model, &mut cache, 0, &golden.prompt, 64);
+    for (step, &token) in golden.tokens.iter().enumerate() {
+        if let Some(golden) = golden.logits.iter().find(|golden| golden.step == step) {
+            let error = far(&golden.every_997th, &every(&logits, 997));
+            assert!(error <= 1e-4, "step {step}: logits are {error:e} away");
+        }
+        assert_eq!(argmax(&logits), token, "step {step}");
+        logits = decode(&*model, &mut cache, &[(0, (golden.prompt.len() + step) as u32, token)]).remove(0);
+    }
+}
