@@ -88,6 +88,8 @@ fixtures: oracle
 smollm2: oracle model
 	@[ -f $(MODELS)/smollm2/quantized/tokenizer.json ] || $(PYTHON) fixtures/convert_smollm2.py $(SMOLLM2) $(MODELS)/smollm2
 
-whisper: build
-	@fixtures/fetch_models.sh whisper-tiny.en
-	@[ -d $(MODELS)/whisper-tiny.en ] || target/debug/mlxbatch convert $(MODELS)/whisper-tiny.en-ct2 $(MODELS)/whisper-tiny.en
+whisper: release
+	@fixtures/fetch_models.sh whisper-tiny.en whisper-base
+	@for model in whisper-tiny.en whisper-base; do \
+	  [ -d $(MODELS)/$$model ] || target/release/mlxbatch convert $(MODELS)/$$model-ct2 $(MODELS)/$$model || exit 1; \
+	done
