@@ -27,6 +27,7 @@ pub use recording::Recording;
 
 mod mel;
 mod split;
+mod steady;
 
 pub use mel::{FRAMES, HOP_SAMPLES, N_SAMPLES, UsmFeatures, UsmMel, WhisperMel, soft_tokens};
 pub use split::{Splitter, Window};

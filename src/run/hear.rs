@@ -41,6 +41,8 @@ pub struct Window {
     pub start_seconds: f64,
     /// Its own frames, without padding.
     pub features: Arc<Features>,
+    /// Nobody can be speaking in it.
+    pub is_steady: bool,
 }
 
 /// How a row's recording ended.
@@ -318,10 +320,12 @@ impl Listening {
         }
         loop {
             while let Some(window) = self.splitter.next() {
+                let features = ear.mel.log_mel(&window.samples);
                 made.push(Window {
                     row: self.row,
+                    is_steady: features.is_steady(),
                     start_seconds: window.start_sample as f64 / f64::from(SAMPLE_RATE),
-                    features: Arc::new(ear.mel.log_mel(&window.samples)),
+                    features: Arc::new(features),
                 });
                 self.windows += 1;
                 if made.len() == WINDOWS_PER_TASK {

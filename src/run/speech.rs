@@ -45,6 +45,8 @@ struct SpeechRow {
     pending: Pending,
     seed: u64,
     language: Language,
+    /// A window is on its way that finds the language.
+    detecting: bool,
     windows: Vec<State>,
     ended: Option<Box<Ended>>,
     passes: u64,
@@ -103,6 +105,7 @@ impl SpeechRows {
         let row = SpeechRow {
             seed,
             language,
+            detecting: false,
             windows: Vec::new(),
             ended: None,
             passes: 0,
@@ -115,15 +118,22 @@ impl SpeechRows {
 
     pub fn window(&mut self, window: Window) {
         let Some(row) = self.rows.get_mut(&window.row) else { return };
-        let start = WindowStart { start_seconds: window.start_seconds, features: window.features };
-        // The first window finds the language for all: one recording has one.
-        if row.language == Language::Detect && !row.windows.is_empty() {
+        let Window { start_seconds, features, is_steady, .. } = window;
+        if is_steady {
+            // A model makes up words where there are none.
+            row.windows.push(State::Done { start_seconds, transcript: Box::new(Transcript::silent(row.language)) });
+            return;
+        }
+        let start = WindowStart { start_seconds, features };
+        // One recording has one language: the first window with sound in it finds it for all.
+        if row.language == Language::Detect && row.detecting {
             row.windows.push(State::Held(start));
             self.held += 1;
             return;
         }
+        row.detecting = row.language == Language::Detect;
         self.ready.push_back((window.row, row.windows.len()));
-        row.begin(start);
+        row.windows.push(start.begin(row.language));
     }
 
     /// The row, where nothing of it is still to be done.
@@ -243,10 +253,6 @@ impl RowClock {
 }
 
 impl SpeechRow {
-    fn begin(&mut self, start: WindowStart) {
-        self.windows.push(start.begin(self.language));
-    }
-
     fn finish(self, transcriber: &Transcriber, now: Instant) -> Row {
         let Self { pending, language, windows, ended, clock, prompt_tokens, passes, .. } = self;
         let Some(ended) = ended else {
@@ -258,7 +264,8 @@ impl SpeechRow {
         let mut text = String::new();
         let mut segments = Vec::new();
         let mut token_ids = Vec::new();
-        let (mut completion_tokens, mut cut) = (0, false);
+        let (mut completion_tokens, mut cut, mut uncertain) = (0, false, 0);
+        let mut notes = ended.notes;
         for state in windows {
             let State::Done { start_seconds, transcript } = state else { continue };
             text.push_str(&transcript.text);
@@ -266,6 +273,12 @@ impl SpeechRow {
             token_ids.extend(transcript.token_ids);
             completion_tokens += transcript.completion_tokens;
             cut |= transcript.cut;
+            uncertain += transcript.uncertain;
+        }
+        if uncertain > 0 {
+            notes.push(format!(
+                "{uncertain} stretches stayed unlikely or repetitive at every temperature: their text may be made up (see avg_logprob)"
+            ));
         }
         let text = text.trim().to_owned();
         let code = transcriber.code(language).map(str::to_owned);
@@ -299,7 +312,7 @@ impl SpeechRow {
                 language: code,
                 segments,
             }),
-            notes: ended.notes,
+            notes,
         };
         Row { score, ..pending.into_row(Outcome::Ok(Box::new(completion))) }
     }

@@ -64,9 +64,23 @@ pub struct Transcript {
     pub completion_tokens: u32,
     /// A pass ran out of tokens.
     pub cut: bool,
-    /// Passes, and those of them that were tried again warmer.
-    pub passes: u32,
-    pub retried: u32,
+    /// Passes whose text was kept though no temperature brought it over the thresholds.
+    pub uncertain: u32,
+}
+
+impl Transcript {
+    /// Of a window in which nobody speaks.
+    pub fn silent(language: Language) -> Self {
+        Self {
+            language,
+            segments: Vec::new(),
+            text: String::new(),
+            token_ids: Vec::new(),
+            completion_tokens: 0,
+            cut: false,
+            uncertain: 0,
+        }
+    }
 }
 
 /// What comes after a pass.
@@ -90,17 +104,7 @@ pub struct WindowTranscript {
 impl WindowTranscript {
     /// `features` are the window's own frames, without padding.
     pub fn new(features: Arc<Features>, language: Language) -> Self {
-        let transcript = Transcript {
-            language,
-            segments: Vec::new(),
-            text: String::new(),
-            token_ids: Vec::new(),
-            completion_tokens: 0,
-            cut: false,
-            passes: 0,
-            retried: 0,
-        };
-        Self { features, seek: 0, attempt: 0, places: 1, language, transcript }
+        Self { features, seek: 0, attempt: 0, places: 1, language, transcript: Transcript::silent(language) }
     }
 
     pub fn features(&self) -> &Arc<Features> {
@@ -131,7 +135,6 @@ impl WindowTranscript {
             }
             tokens.drain(..preamble.min(tokens.len()));
         }
-        self.transcript.passes += 1;
         if !heard.cut {
             tokens.pop();
         }
@@ -145,7 +148,6 @@ impl WindowTranscript {
         let again = (over(compression_ratio, settings.compression_ratio_threshold) || unlikely) && !silent;
         if again && self.attempt + 1 < settings.temperatures.len() {
             self.attempt += 1;
-            self.transcript.retried += 1;
             return Next::Pass(self.pass());
         }
         self.transcript.cut |= heard.cut;
@@ -158,6 +160,7 @@ impl WindowTranscript {
                 let text = transcriber.text(tokens);
                 (Segment { start, end, text, avg_logprob, compression_ratio, no_speech_prob, temperature }, tokens.to_vec())
             };
+            self.transcript.uncertain += u32::from(again);
             let (stretches, ahead) = split(&tokens, transcriber.timestamp_begin(), self.seek, frames, stretch);
             if let Some(ahead) = ahead {
                 next_seek = self.seek + ahead;
