@@ -22,7 +22,9 @@ pub enum Command {
     Run(Run),
     Check(Check),
     Inspect(Inspect),
+    Convert(Convert),
     Summary(Summary),
+    Show(Show),
     Completions(Completions),
     /// Print the manual page
     #[command(after_help = "Example:\n  mlxbatch man > ~/.local/share/man/man1/mlxbatch.1")]
@@ -104,6 +106,23 @@ pub struct Inspect {
     pub json: bool,
 }
 
+/// Convert a model of another format into one that can be run
+///
+/// What is converted is a Whisper of CTranslate2's, as faster-whisper uses it: model.bin and its tokenizer.json become
+/// weights.safetensors, config.json and tokenizer.json in the layout of mlx-whisper. Weights that were quantized to integers become
+/// the floats that they stand for. The new folder appears when it is whole.
+#[derive(Debug, Clone, PartialEq, clap::Args)]
+#[command(after_help = CONVERT_EXAMPLES)]
+pub struct Convert {
+    /// The folder to convert
+    #[arg(value_name = "SOURCE", value_hint = clap::ValueHint::DirPath)]
+    pub source: PathBuf,
+
+    /// The folder to make; it must not be there, or be empty
+    #[arg(value_name = "OUT", value_hint = clap::ValueHint::DirPath)]
+    pub out: PathBuf,
+}
+
 /// Summarize the results of a run: rows, failures, speed, time per stage
 #[derive(Debug, Clone, PartialEq, clap::Args)]
 #[command(after_help = SUMMARY_EXAMPLES)]
@@ -113,6 +132,29 @@ pub struct Summary {
     pub folder: PathBuf,
 
     /// Print it as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Print the results of a run, a line a row, in the order in which rows were completed
+///
+/// Parts are Parquet, which pyarrow, DuckDB and Polars read; this is for a look without them.
+#[derive(Debug, Clone, PartialEq, clap::Args)]
+#[command(after_help = SHOW_EXAMPLES)]
+pub struct Show {
+    /// The job's output folder; a run need not be finished
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub folder: PathBuf,
+
+    /// Columns to print, separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values_t = ["id".to_owned(), "text".to_owned()])]
+    pub columns: Vec<String>,
+
+    /// Print N rows at most
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: Option<u64>,
+
+    /// Print each row as a JSON object
     #[arg(long)]
     pub json: bool,
 }
@@ -154,6 +196,7 @@ Examples:
   mlxbatch run job.toml --set generation.max_tokens=64 --set batching.rows=8
   mlxbatch summary out/quickstart                      how it went
   mlxbatch inspect mlx-community/Qwen3-0.6B-4bit       what a model is
+  mlxbatch convert faster-whisper-base whisper-base    CTranslate2's weights into ones that can be run
 
 Exit status:
   0   every row is ok
@@ -183,10 +226,19 @@ Examples:
   mlxbatch inspect models/SmolLM2-135M-Instruct.Q4_1.gguf
   mlxbatch inspect mlx-community/Qwen3-0.6B-4bit --json";
 
+const CONVERT_EXAMPLES: &str = "\
+Example:
+  mlxbatch convert models/faster-whisper-tiny.en models/whisper-tiny.en";
+
 const SUMMARY_EXAMPLES: &str = "\
 Examples:
   mlxbatch summary out/quickstart
   mlxbatch summary out/quickstart --json";
+
+const SHOW_EXAMPLES: &str = "Examples:
+  mlxbatch show out/speech
+  mlxbatch show out/speech --columns id,wer,text --limit 20
+  mlxbatch show out/speech --columns id,segments --json";
 
 const COMPLETIONS_EXAMPLES: &str = "\
 Examples:
@@ -291,8 +343,13 @@ mod tests {
         assert_eq!(parse("mlxbatch check a.toml --set x.y=1 --limit 2").unwrap(), Command::Check(Check { job, json: false }));
         let inspect = Inspect { model: "org/name".to_owned(), json: true };
         assert_eq!(parse("mlxbatch inspect org/name --json").unwrap(), Command::Inspect(inspect));
+        let convert = Convert { source: "a".into(), out: "b".into() };
+        assert_eq!(parse("mlxbatch convert a b").unwrap(), Command::Convert(convert));
         let summary = Summary { folder: "out".into(), json: false };
         assert_eq!(parse("mlxbatch summary out").unwrap(), Command::Summary(summary));
+        let columns = vec!["id".to_owned(), "wer".to_owned()];
+        let show = Show { folder: "out".into(), columns, limit: Some(3), json: true };
+        assert_eq!(parse("mlxbatch show out --columns id,wer --limit 3 --json").unwrap(), Command::Show(show));
         let completions = Completions { shell: clap_complete::Shell::Zsh };
         assert_eq!(parse("mlxbatch completions zsh").unwrap(), Command::Completions(completions));
         assert_eq!(parse("mlxbatch man").unwrap(), Command::Man);
@@ -322,7 +379,7 @@ mod tests {
     #[test]
     fn manual_names_every_command_and_exit_status() {
         let page = String::from_utf8(render_man_page().unwrap()).unwrap();
-        for expected in [".SH RUN", ".SH SUMMARY", "\\-\\-limit", "\\&  75  interrupted", "\\-\\-progress"] {
+        for expected in [".SH RUN", ".SH SUMMARY", ".SH CONVERT", "\\-\\-limit", "\\&  75  interrupted", "\\-\\-progress"] {
             assert!(page.contains(expected), "{expected}\n{page}");
         }
     }

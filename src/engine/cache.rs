@@ -3,11 +3,16 @@
 //! A layer's keys (and values) are one array of `(slots, kv_heads, slot_tokens, head_dim)`. A sequence keeps one slot from its
 //! admission to its end and its positions start at 0, so that joining and leaving copy nothing. A layer with a sliding window keeps
 //! a ring of `min(window, slot_tokens)` tokens: position p lies at `p % ring`. Rope is applied before a key is stored, so the order
-//! within a ring does not matter.
+//! within a ring does not matter. What a decoder sees of an encoder's output is kept beside it, by the same slots: [`cross`].
+
+mod cross;
 
 use mlx_rs::{Array, Dtype, fast, ops};
 
+pub use cross::CrossLayout;
+
 use super::{EngineError, ffi};
+use cross::CrossCache;
 
 /// What one layer keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,11 +57,6 @@ impl Step {
         Self { chunks, decode: (!rows.is_empty()).then(|| DecodeRows::new(rows)), positions, reaches }
     }
 
-    /// Tokens of the pass, N.
-    pub fn tokens(&self) -> i32 {
-        self.reaches.len() as i32
-    }
-
     pub fn positions(&self) -> &Array {
         &self.positions
     }
@@ -72,6 +72,8 @@ struct DecodeRows {
     slots: Array,
     positions: Array,
     rows: i32,
+    /// (first slot, slots): neighbours without a gap, in order.
+    runs: Vec<(i32, i32)>,
     /// Slots `0 .. span` hold all rows.
     span: i32,
     last_position: i32,
@@ -102,10 +104,18 @@ impl DecodeRows {
             stand_ins = Some(Array::from_slice(&row_of_slot, &[span]));
         }
         let equal = by_slot.iter().all(|&position| position == last_position);
+        let mut runs: Vec<(i32, i32)> = Vec::new();
+        for &slot in &slots {
+            match runs.last_mut() {
+                Some((first, length)) if *first + *length == slot => *length += 1,
+                _ => runs.push((slot, 1)),
+            }
+        }
         Self {
             slots: Array::from_slice(&slots, &[count]),
             positions: Array::from_slice(&positions, &[count]),
             rows: count,
+            runs,
             span,
             last_position,
             stand_ins,
@@ -126,6 +136,8 @@ pub struct Cache {
     key_step: i32,
     /// Masks of the decode step under way, by key length: layers of one kind share one.
     masks: Vec<(i32, Array)>,
+    /// Of a model with an encoder.
+    cross: Option<CrossCache>,
 }
 
 struct Layer {
@@ -144,7 +156,7 @@ impl Cache {
                 Ok(Layer { keys: ops::zeros_dtype(&shape, dtype)?, values: ops::zeros_dtype(&shape, dtype)? })
             })
             .collect::<Result<_, EngineError>>()?;
-        Ok(Self { layouts, layers, dtype, slots: 0, slot_tokens: 0, key_step, masks: Vec::new() })
+        Ok(Self { layouts, layers, dtype, slots: 0, slot_tokens: 0, key_step, masks: Vec::new(), cross: None })
     }
 
     pub fn layout(&self) -> (i32, i32) {
@@ -153,7 +165,8 @@ impl Cache {
 
     /// Every array that the cache holds, for evaluation.
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values])
+        let cross = self.cross.iter().flat_map(CrossCache::layers);
+        self.layers.iter().chain(cross).flat_map(|layer| [&layer.keys, &layer.values])
     }
 
     /// Takes another layout, keeping what both hold. One layer at a time, so that old and new stand side by side only once.
@@ -165,14 +178,11 @@ impl Cache {
             let ring = layout.window.map_or(slot_tokens, |window| window.min(slot_tokens));
             let shape = [slots, layout.kv_heads, ring, layout.head_dim];
             for array in [&mut layer.keys, &mut layer.values] {
-                let kept: Vec<i32> = array.shape().iter().zip(shape).map(|(&old, new)| old.min(new)).collect();
-                let mut resized = ops::zeros_dtype(&shape, self.dtype)?;
-                if kept.iter().all(|&extent| extent > 0) {
-                    resized = ffi::slice_update(&resized, &ffi::slice(array, &[0; 4], &kept)?, &[0; 4])?;
-                }
-                resized.eval()?;
-                *array = resized;
+                resize(array, &shape)?;
             }
+        }
+        if let Some(cross) = &mut self.cross {
+            cross.resize(slots)?;
         }
         (self.slots, self.slot_tokens) = (slots, slot_tokens);
         Ok(())
@@ -360,6 +370,18 @@ struct ChunkTensors {
     keys: Array,
     values: Array,
     past: Option<(Array, Array)>,
+}
+
+/// `array` in another shape: what both hold is kept, the rest is zero.
+fn resize(array: &mut Array, shape: &[i32; 4]) -> Result<(), EngineError> {
+    let kept: Vec<i32> = array.shape().iter().zip(shape).map(|(&old, &new)| old.min(new)).collect();
+    let mut resized = ops::zeros_dtype(shape, array.dtype())?;
+    if kept.iter().all(|&extent| extent > 0) {
+        resized = ffi::slice_update(&resized, &ffi::slice(array, &[0; 4], &kept)?, &[0; 4])?;
+    }
+    resized.eval()?;
+    *array = resized;
+    Ok(())
 }
 
 /// The rows from `first` on.

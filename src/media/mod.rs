@@ -25,6 +25,13 @@ mod wav;
 pub use error::MediaError;
 pub use recording::Recording;
 
+mod mel;
+mod split;
+mod steady;
+
+pub use mel::{FRAMES, HOP_SAMPLES, N_SAMPLES, UsmFeatures, UsmMel, WhisperMel, soft_tokens};
+pub use split::{Splitter, Window};
+
 use std::{path::PathBuf, sync::Arc};
 
 /// What Whisper and every other speech model here hears, in Hz.
@@ -54,4 +61,16 @@ pub struct Features {
     pub frames: usize,
     pub bins: usize,
     pub values: Vec<f32>,
+}
+
+impl Features {
+    /// A Whisper encoder's input from frame `seek` on: always [`FRAMES`] frames, zeros behind the last one of these.
+    pub fn padded(&self, seek: usize) -> Self {
+        let start = seek.min(self.frames) * self.bins;
+        let end = (start + FRAMES * self.bins).min(self.frames * self.bins);
+        let mut values = Vec::with_capacity(FRAMES * self.bins);
+        values.extend_from_slice(&self.values[start..end]);
+        values.resize(FRAMES * self.bins, 0.0);
+        Self { frames: FRAMES, bins: self.bins, values }
+    }
 }

@@ -1,4 +1,4 @@
-//! A GGUF header's metadata in the names of a Hugging Face `config.json`.
+//! A GGUF header's metadata, and a config.json of mlx-whisper, in the names of a Hugging Face `config.json`.
 //!
 //! Keys: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>; their meaning per architecture: llama.cpp's
 //! `convert_hf_to_gguf.py` and `llama-model.cpp`; the names on the other side: transformers' configuration classes.
@@ -12,6 +12,40 @@ const ARCHITECTURES: &[(&str, &str)] = &[("llama", "llama"), ("qwen2", "qwen2"),
 
 /// Every sixth layer of Gemma 3 has full attention; files do not always say so.
 const GEMMA3_WINDOW_PATTERN: u64 = 6;
+
+/// What OpenAI's code, and after it mlx-whisper, calls a Whisper's dimensions, in Hugging Face's names.
+const WHISPER: &[(&str, &str)] = &[
+    ("n_mels", "num_mel_bins"),
+    ("n_audio_ctx", "max_source_positions"),
+    ("n_audio_state", "d_model"),
+    ("n_audio_head", "encoder_attention_heads"),
+    ("n_audio_layer", "encoder_layers"),
+    ("n_vocab", "vocab_size"),
+    ("n_text_ctx", "max_target_positions"),
+    ("n_text_head", "decoder_attention_heads"),
+    ("n_text_layer", "decoder_layers"),
+];
+
+/// A config.json in the layout of mlx-whisper, which is known by its keys, in Hugging Face's names; any other as it is.
+pub(super) fn from_openai(config: Value) -> Result<Value, String> {
+    let Value::Object(own) = config else { return Ok(config) };
+    let model_type = own.get("model_type").and_then(Value::as_str);
+    if !WHISPER.iter().all(|(name, _)| own.contains_key(*name)) || !matches!(model_type, None | Some("whisper")) {
+        return Ok(Value::Object(own));
+    }
+    if own.get("n_text_state").is_some_and(|state| Some(state) != own.get("n_audio_state")) {
+        return Err("its encoder and decoder have different widths, which no Whisper has".to_owned());
+    }
+    let mut config = Map::new();
+    config.insert("model_type".to_owned(), "whisper".into());
+    for (name, value) in own {
+        match WHISPER.iter().find(|(openai, _)| *openai == name) {
+            Some((_, hugging_face)) => config.insert((*hugging_face).to_owned(), value),
+            None => config.insert(name, value),
+        };
+    }
+    Ok(Value::Object(config))
+}
 
 /// Builds the configuration; the error is a sentence without the file's name.
 pub(super) fn from_gguf(gguf: &Gguf) -> Result<Value, String> {
@@ -218,6 +252,25 @@ mod tests {
         assert_eq!(config["rope_scaling"], expected);
         let more = [("rope.scaling.type", Meta::String("longrope".into()))];
         assert!(from_gguf(&gguf("qwen3", &more)).unwrap_err().contains("longrope"));
+    }
+
+    #[test]
+    fn whisper_in_the_names_of_mlx_whisper() {
+        let mut own = json!({"n_mels": 80, "n_audio_ctx": 1500, "n_audio_state": 384, "n_audio_head": 6, "n_audio_layer": 4,
+            "n_vocab": 51864, "n_text_ctx": 448, "n_text_state": 384, "n_text_head": 6, "n_text_layer": 4,
+            "quantization": {"group_size": 64, "bits": 4}});
+        let expected = json!({"model_type": "whisper", "num_mel_bins": 80, "max_source_positions": 1500, "d_model": 384,
+            "encoder_attention_heads": 6, "encoder_layers": 4, "vocab_size": 51864, "max_target_positions": 448,
+            "n_text_state": 384, "decoder_attention_heads": 6, "decoder_layers": 4,
+            "quantization": {"group_size": 64, "bits": 4}});
+        assert_eq!(from_openai(own.clone()).unwrap(), expected);
+        own["model_type"] = "whisper".into();
+        assert_eq!(from_openai(own.clone()).unwrap(), expected);
+        own["n_text_state"] = 512.into();
+        assert!(from_openai(own.clone()).unwrap_err().contains("different widths"));
+        own["model_type"] = "parakeet".into();
+        assert_eq!(from_openai(own.clone()).unwrap(), own);
+        assert_eq!(from_openai(expected.clone()).unwrap(), expected);
     }
 
     #[test]

@@ -42,7 +42,9 @@ pub enum HubError {
     Listing { id: String, reason: String },
     #[error("{id:?} has no config.json on the hub: it is not a model that can be run{found}")]
     NoConfig { id: String, found: String },
-    #[error("{id:?} has no *.safetensors on the hub; other weight formats are not read: look for a converted copy of the model")]
+    #[error(
+        "{id:?} has no *.safetensors and no weights.npz on the hub; other weight formats are not read: look for a converted copy of the model"
+    )]
     NoWeights { id: String },
     #[error("downloading {name} of {id:?} failed: {reason}; run again to go on where it stopped")]
     Download { id: String, name: String, reason: String },
@@ -134,14 +136,39 @@ impl Hub {
         for name in &weights {
             self.file(&api, id, &listing, name)?;
         }
-        // So that Python's library, and a later run without a network, find this snapshot under `main`.
+        self.set_main(id, &listing)?;
+        Ok(Cache::new(self.cache.clone()).repo(Repo::model(id.to_owned())).pointer_path(&listing.sha))
+    }
+
+    /// So that Python's library, and a later run without a network, find this snapshot under `main`.
+    fn set_main(&self, id: &str, listing: &Listing) -> Result<(), HubError> {
         let cache = Cache::new(self.cache.clone()).repo(Repo::model(id.to_owned()));
         cache.create_ref(&listing.sha).map_err(|error| HubError::Download {
             id: id.to_owned(),
             name: "refs/main".to_owned(),
             reason: error.to_string(),
-        })?;
-        Ok(cache.pointer_path(&listing.sha))
+        })
+    }
+
+    /// One file of a repository, which is fetched alone where the cache does not have it.
+    pub fn fetch_file(&self, id: &str, name: &str) -> Result<PathBuf, HubError> {
+        if let Some(file) = Cache::new(self.cache.clone()).repo(Repo::model(id.to_owned())).get(name) {
+            return Ok(file);
+        }
+        let unreachable = |reason: String| HubError::Unreachable {
+            id: id.to_owned(),
+            endpoint: self.endpoint.clone(),
+            reason,
+            cache: self.cache.clone(),
+        };
+        if self.offline {
+            return Err(unreachable("HF_HUB_OFFLINE is set".to_owned()));
+        }
+        let api = self.api().map_err(|error| unreachable(error.to_string()))?;
+        let listing = self.listing(&api, id)?;
+        let file = self.file(&api, id, &listing, name)?;
+        self.set_main(id, &listing)?;
+        Ok(file)
     }
 
     fn api(&self) -> Result<Api, ApiError> {

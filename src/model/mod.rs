@@ -1,11 +1,13 @@
 //! What a model's files say, read without loading a weight.
 //!
-//! A model is a folder (`config.json`, `*.safetensors`, tokenizer files), a `.gguf` file, or a hub id, which becomes a folder.
-//! [`locate`] finds and checks the files; [`ModelFiles::config`] speaks Hugging Face's names for all three.
+//! A model is a folder (`config.json`, `*.safetensors` or `weights.npz`, tokenizer files), a `.gguf` file, or a hub id, which
+//! becomes a folder. [`locate`] finds and checks the files; [`ModelFiles::config`] speaks Hugging Face's names for all of them.
 
 mod config;
+pub mod ctranslate2;
 pub mod gguf;
 pub mod hub;
+pub mod npz;
 pub mod safetensors;
 mod summary;
 
@@ -15,14 +17,16 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub use hub::Hub;
-pub use summary::{ModelSummary, Quantization};
+pub use summary::{EncoderSummary, ModelSummary, Quantization};
 
 use gguf::Gguf;
 use safetensors::Index;
 
 /// Families that can be run, as config.json's `model_type` names them.
-pub const FAMILIES: &[&str] = &["llama", "mistral", "qwen2", "qwen3", "gemma3_text"];
+pub const FAMILIES: &[&str] = &["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "whisper"];
 
+/// What mlx-whisper's older checkpoints keep their weights in.
+const NPZ_FILE: &str = "weights.npz";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 /// The largest side files, tokenizers of 262,144 tokens, have 35 MB.
 const SIDE_FILE_BYTES_MAX: u64 = 256 << 20;
@@ -34,9 +38,15 @@ pub enum ModelError {
     #[error("there is no config.json in {folder}: it must be the folder that holds config.json, *.safetensors and tokenizer.json")]
     NoConfig { folder: PathBuf },
     #[error(
-        "there are no *.safetensors in {folder}; other weight formats are not read: convert the model, for example with mlx-lm"
+        "there are no *.safetensors and no weights.npz in {folder}; other weight formats are not read: convert the \
+         model, for example with mlx-lm"
     )]
     NoWeights { folder: PathBuf },
+    #[error(
+        "there is no tokenizer.json in {folder}, as in many a Whisper of mlx-whisper's layout: put there the one of {like}, which \
+         has the same vocabulary"
+    )]
+    NoTokenizer { folder: PathBuf, like: &'static str },
     #[error("{index} names the shard {shard:?}, which is not in its folder: download the model again")]
     NoShard { index: PathBuf, shard: String },
     #[error("cannot read {file}: {source}")]
@@ -52,6 +62,8 @@ pub enum ModelError {
     #[error(transparent)]
     Safetensors(#[from] safetensors::SafetensorsError),
     #[error(transparent)]
+    Npz(#[from] npz::NpzError),
+    #[error(transparent)]
     Hub(#[from] hub::HubError),
 }
 
@@ -64,6 +76,8 @@ pub struct ModelFiles {
     config: Value,
     generation_config: Value,
     tokenizer_config: Value,
+    /// A tokenizer.json from elsewhere, of a model without one.
+    tokenizer: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone)]
@@ -73,6 +87,10 @@ pub enum Weights {
         folder: PathBuf,
         shards: Vec<PathBuf>,
         index: Option<Index>,
+    },
+    Npz {
+        folder: PathBuf,
+        file: PathBuf,
     },
     Gguf(Box<Gguf>),
 }
@@ -104,8 +122,12 @@ pub fn locate_with(path: &str, hub: impl FnOnce() -> Hub) -> Result<ModelFiles, 
         return open_gguf(path, here);
     }
     if is_hub_id(path) {
-        let folder = hub().fetch(path)?;
-        return open_folder(path, &folder);
+        let hub = hub();
+        let mut files = open_folder(path, &hub.fetch(path)?)?;
+        if let (Some(like), None) = (files.tokenizer_like(), files.own_side_file("tokenizer.json")?) {
+            files.tokenizer = Some(hub.fetch_file(like, "tokenizer.json")?);
+        }
+        return Ok(files);
     }
     Err(ModelError::NotFound { path: path.to_owned() })
 }
@@ -131,6 +153,7 @@ fn open_gguf(name: &str, file: &Path) -> Result<ModelFiles, ModelError> {
         config,
         generation_config: Value::Null,
         tokenizer_config: Value::Null,
+        tokenizer: None,
     })
 }
 
@@ -138,6 +161,8 @@ fn open_folder(name: &str, folder: &Path) -> Result<ModelFiles, ModelError> {
     let Some(config) = read_json(&folder.join("config.json"))? else {
         return Err(ModelError::NoConfig { folder: folder.to_owned() });
     };
+    let unsupported = |reason| ModelError::Unsupported { file: folder.join("config.json"), reason };
+    let config = config::from_openai(config).map_err(unsupported)?;
     let index_file = folder.join(INDEX_FILE);
     let index = index_file.is_file().then(|| Index::read(&index_file)).transpose()?;
     let names: Vec<String> = match &index {
@@ -159,23 +184,37 @@ fn open_folder(name: &str, folder: &Path) -> Result<ModelFiles, ModelError> {
     if names.is_empty() {
         return Err(ModelError::NoWeights { folder: folder.to_owned() });
     }
-    let shards = names.iter().map(|name| folder.join(name)).collect();
+    let weights = match &names[..] {
+        [npz] if npz == NPZ_FILE => Weights::Npz { folder: folder.to_owned(), file: folder.join(npz) },
+        names => {
+            let shards = names.iter().map(|name| folder.join(name)).collect();
+            Weights::Safetensors { folder: folder.to_owned(), shards, index }
+        }
+    };
     Ok(ModelFiles {
         name: name.to_owned(),
-        weights: Weights::Safetensors { folder: folder.to_owned(), shards, index },
+        weights,
         config,
         generation_config: read_json(&folder.join("generation_config.json"))?.unwrap_or_default(),
         tokenizer_config: read_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default(),
+        tokenizer: None,
     })
 }
 
-/// Which of a folder's files are the weights, without an index: `model*.safetensors`, as mlx-lm has it; any other
-/// `*.safetensors` only where there is none of that name, since repositories keep second copies (`consolidated.safetensors`).
+/// Which of a folder's files are the weights, without an index: `model.safetensors`, or all of `model*.safetensors`, as mlx-lm has
+/// it; any other `*.safetensors` only where there is none of that name, since repositories keep second copies
+/// (`consolidated.safetensors`, `model.fp32-00001-of-00002.safetensors`). Without any, `weights.npz`.
 fn weight_files(names: &[String]) -> Vec<String> {
+    if let Some(whole) = names.iter().find(|name| *name == "model.safetensors") {
+        return vec![whole.clone()];
+    }
     let mut weights: Vec<String> =
         names.iter().filter(|name| name.ends_with(".safetensors") && !name.contains('/')).cloned().collect();
     if weights.iter().any(|name| name.starts_with("model")) {
         weights.retain(|name| name.starts_with("model"));
+    }
+    if weights.is_empty() {
+        weights.extend(names.iter().find(|name| *name == NPZ_FILE).cloned());
     }
     weights.sort();
     weights
@@ -216,7 +255,16 @@ impl ModelFiles {
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.weights {
             Weights::Gguf(gguf) => Some(gguf),
-            Weights::Safetensors { .. } => None,
+            Weights::Safetensors { .. } | Weights::Npz { .. } => None,
+        }
+    }
+
+    /// The files that hold the weights.
+    pub fn weight_files(&self) -> &[PathBuf] {
+        match &self.weights {
+            Weights::Safetensors { shards, .. } => shards,
+            Weights::Npz { file, .. } => std::slice::from_ref(file),
+            Weights::Gguf(gguf) => std::slice::from_ref(&gguf.file),
         }
     }
 
@@ -224,13 +272,39 @@ impl ModelFiles {
     pub fn folder(&self) -> Option<&Path> {
         match &self.weights {
             Weights::Gguf(_) => None,
-            Weights::Safetensors { folder, .. } => Some(folder),
+            Weights::Safetensors { folder, .. } | Weights::Npz { folder, .. } => Some(folder),
         }
     }
 
     /// The text of a file in the model's folder; `None` where there is none, or no folder.
+    ///
+    /// The tokenizer.json of a Whisper may come from another one; that it is nowhere is an error, which says where there is one.
     pub fn side_file(&self, name: &str) -> Result<Option<String>, ModelError> {
+        let own = self.own_side_file(name)?;
+        match (&self.tokenizer, self.folder(), self.tokenizer_like()) {
+            _ if own.is_some() || name != "tokenizer.json" => Ok(own),
+            (Some(tokenizer), _, _) => read_text(tokenizer),
+            (None, Some(folder), Some(like)) => Err(ModelError::NoTokenizer { folder: folder.to_owned(), like }),
+            _ => Ok(None),
+        }
+    }
+
+    fn own_side_file(&self, name: &str) -> Result<Option<String>, ModelError> {
         self.folder().map_or(Ok(None), |folder| read_text(&folder.join(name)))
+    }
+
+    /// A model on the hub whose tokenizer.json serves this one: mlx-whisper has the vocabularies of all Whispers in itself, so its
+    /// checkpoints come without. The size tells which of the three it is.
+    fn tokenizer_like(&self) -> Option<&'static str> {
+        if self.family() != "whisper" {
+            return None;
+        }
+        match self.config.get("vocab_size").and_then(Value::as_u64) {
+            Some(51864) => Some("openai/whisper-tiny.en"),
+            Some(51865) => Some("openai/whisper-tiny"),
+            Some(51866) => Some("openai/whisper-large-v3"),
+            _ => None,
+        }
     }
 
     /// config.json's `model_type`, or the empty string.
@@ -240,7 +314,8 @@ impl ModelFiles {
 
     /// Tokens a sequence can have, as the configuration says; a multimodal one says it in `text_config`.
     pub fn context_length(&self) -> Option<u32> {
-        let length = self.text_config("max_position_embeddings")?.as_u64()?;
+        let own = |name| self.text_config(name)?.as_u64();
+        let length = own("max_position_embeddings").or_else(|| own("max_target_positions"))?;
         Some(u32::try_from(length).unwrap_or(u32::MAX))
     }
 
@@ -300,15 +375,16 @@ impl ModelFiles {
                 if let Some(index) = index {
                     index.check(&tensors)?;
                 }
-                let same = |tensor: safetensors::Tensor| Tensor {
-                    name: tensor.name,
-                    shape: tensor.shape,
-                    dtype: tensor.dtype,
-                    bytes: tensor.bytes,
-                };
-                Ok(tensors.into_iter().map(same).collect())
+                Ok(tensors.into_iter().map(Into::into).collect())
             }
+            Weights::Npz { file, .. } => Ok(npz::read(file)?.into_iter().map(Into::into).collect()),
         }
+    }
+}
+
+impl From<safetensors::Tensor> for Tensor {
+    fn from(tensor: safetensors::Tensor) -> Self {
+        Self { name: tensor.name, shape: tensor.shape, dtype: tensor.dtype, bytes: tensor.bytes }
     }
 }
 
@@ -345,7 +421,7 @@ mod tests {
         let nowhere = locate_with("/no/such/model", || panic!("not a hub id"));
         assert!(message(nowhere).starts_with("\"/no/such/model\" is neither a folder nor a .gguf file"));
         assert!(message(open(&folder(&[]))).starts_with("there is no config.json in /"));
-        assert!(message(open(&folder(&[("config.json", "{}")]))).starts_with("there are no *.safetensors in /"));
+        assert!(message(open(&folder(&[("config.json", "{}")]))).starts_with("there are no *.safetensors and no weights.npz in /"));
         assert!(message(open(&folder(&[("config.json", "{")]))).contains("config.json is not valid JSON"));
         let index = r#"{"weight_map":{"w":"model-00001.safetensors"}}"#;
         let missing = open(&folder(&[("config.json", "{}"), (INDEX_FILE, index)]));
@@ -366,6 +442,23 @@ mod tests {
         let found = weight_files(&names(&["model-2.safetensors", "consolidated.safetensors", "model-1.safetensors", "a.bin"]));
         assert_eq!(found, ["model-1.safetensors", "model-2.safetensors"]);
         assert_eq!(weight_files(&names(&["weights.00.safetensors"])), ["weights.00.safetensors"]);
+        let found = weight_files(&names(&["model.fp32-00001-of-00002.safetensors", "model.safetensors", "model.npz"]));
+        assert_eq!(found, ["model.safetensors"]);
+        assert_eq!(weight_files(&names(&["weights.npz", "other.npz"])), ["weights.npz"]);
+        assert_eq!(weight_files(&names(&["weights.npz", "weights.safetensors"])), ["weights.safetensors"]);
+    }
+
+    #[test]
+    fn a_whisper_without_a_tokenizer_says_where_there_is_one() {
+        let config = r#"{"model_type":"whisper","vocab_size":51865,"max_target_positions":448}"#;
+        let folder = folder(&[("config.json", config), ("model.safetensors", "")]);
+        let files = open(&folder).unwrap();
+        assert_eq!(files.context_length(), Some(448));
+        assert_eq!(files.side_file("chat_template.jinja").unwrap(), None);
+        let message = files.side_file("tokenizer.json").unwrap_err().to_string();
+        assert!(message.contains("put there the one of openai/whisper-tiny, which has the same vocabulary"), "{message}");
+        std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+        assert_eq!(files.side_file("tokenizer.json").unwrap().as_deref(), Some("{}"));
     }
 
     #[test]

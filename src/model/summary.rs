@@ -21,6 +21,7 @@ pub struct ModelSummary {
     /// Bytes by storage type, `BF16` or `Q4_1`.
     pub dtypes: BTreeMap<String, u64>,
     pub quantization: Option<Quantization>,
+    /// Of a model with an encoder, these are the decoder's.
     pub layers: u32,
     pub heads: u32,
     pub kv_heads: u32,
@@ -32,10 +33,29 @@ pub struct ModelSummary {
     /// Layers that see a window alone, and the window's tokens.
     pub window_layers: u32,
     pub window_tokens: Option<u32>,
+    /// Of a model that hears.
+    pub encoder: Option<EncoderSummary>,
     pub chat_template: bool,
     /// What a row can give it.
     pub inputs: &'static [&'static str],
     pub stop_tokens: Vec<u32>,
+}
+
+/// The half of a speech model that hears.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EncoderSummary {
+    pub layers: u32,
+    pub heads: u32,
+    pub mel_bins: u32,
+    /// Tokens that it gives for a window, which the decoder attends to.
+    pub tokens: u32,
+}
+
+impl EncoderSummary {
+    /// Seconds of a window: a token stands for two frames, and a frame for 10 ms (arXiv:2212.04356, 2.2).
+    pub fn window_seconds(&self) -> f64 {
+        f64::from(self.tokens) * 0.02
+    }
 }
 
 /// MLX's affine quantization, as `config.json` states it.
@@ -88,9 +108,18 @@ impl ModelSummary {
         let quantization = Quantization::from_config(files.config());
         let count =
             |name: &str| files.text_config(name).and_then(Value::as_u64).map(|count| u32::try_from(count).unwrap_or(u32::MAX));
-        let layers = count("num_hidden_layers").unwrap_or(0);
-        let heads = count("num_attention_heads").unwrap_or(0);
-        let hidden_size = count("hidden_size").unwrap_or(0);
+        let encoder = (files.family() == "whisper").then(|| EncoderSummary {
+            layers: count("encoder_layers").unwrap_or(0),
+            heads: count("encoder_attention_heads").unwrap_or(0),
+            mel_bins: count("num_mel_bins").unwrap_or(0),
+            tokens: count("max_source_positions").unwrap_or(0),
+        });
+        // Hugging Face's Whisper states the encoder's layers under the general name too.
+        let [layers, heads, hidden_size] = match encoder {
+            Some(_) => ["decoder_layers", "decoder_attention_heads", "d_model"],
+            None => ["num_hidden_layers", "num_attention_heads", "hidden_size"],
+        }
+        .map(|name| count(name).unwrap_or(0));
         let window_tokens = count("sliding_window");
         let window_layers = if window_tokens.is_some() { window_layers(files, layers) } else { 0 };
         let mut dtypes = BTreeMap::new();
@@ -114,8 +143,9 @@ impl ModelSummary {
             full_layers: layers.saturating_sub(window_layers),
             window_layers,
             window_tokens: window_tokens.filter(|_| window_layers > 0),
+            inputs: if encoder.is_some() { &["audio"] } else { &["text"] },
+            encoder,
             chat_template,
-            inputs: &["text"],
             stop_tokens: files.stop_tokens(),
         })
     }
@@ -125,6 +155,12 @@ impl ModelSummary {
     pub fn kv_bytes_per_token(&self, element_bytes: u64) -> (u64, u64) {
         let layer = 2 * u64::from(self.kv_heads) * u64::from(self.head_dim) * element_bytes;
         (layer * u64::from(self.full_layers), layer * u64::from(self.window_layers))
+    }
+
+    /// Bytes of keys and values that a row of a model with an encoder keeps of what was heard, however long it is.
+    pub fn cross_bytes_per_row(&self, element_bytes: u64) -> u64 {
+        let tokens = self.encoder.map_or(0, |encoder| u64::from(encoder.tokens));
+        2 * u64::from(self.heads) * u64::from(self.head_dim) * element_bytes * tokens * u64::from(self.layers)
     }
 }
 
@@ -169,7 +205,7 @@ fn window_layers(files: &ModelFiles, layers: u32) -> u32 {
 fn parameters(tensors: &[Tensor], quantization: Option<&Quantization>, files: &ModelFiles) -> u64 {
     let packed = match files.weights {
         Weights::Gguf(_) => None,
-        Weights::Safetensors { .. } => quantization,
+        Weights::Safetensors { .. } | Weights::Npz { .. } => quantization,
     };
     let names: std::collections::HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     let mut total = 0u64;
@@ -242,6 +278,22 @@ mod tests {
         // 2 layers × keys and values × 2 heads × 16 × 2 bytes.
         assert_eq!(summary.kv_bytes_per_token(2), (256, 0));
         assert_eq!(summary.supported, Ok(()));
+    }
+
+    #[test]
+    fn whisper_hears() {
+        let config = r#"{"model_type":"whisper","d_model":384,"encoder_layers":4,"encoder_attention_heads":6,"decoder_layers":2,
+            "decoder_attention_heads":6,"num_hidden_layers":4,"num_mel_bins":80,"max_source_positions":1500,
+            "max_target_positions":448,"vocab_size":51865}"#;
+        let (_folder, files) = model(config, &[]);
+        let summary = ModelSummary::new(&files, false).unwrap();
+        assert_eq!(summary.supported, Ok(()));
+        assert_eq!((summary.layers, summary.heads, summary.head_dim, summary.context_length), (2, 6, 64, Some(448)));
+        assert_eq!(summary.encoder, Some(EncoderSummary { layers: 4, heads: 6, mel_bins: 80, tokens: 1500 }));
+        assert_eq!(summary.encoder.map(|encoder| encoder.window_seconds()), Some(30.0));
+        // 2 layers × keys and values × 384 × 2 bytes, for a token and for all that was heard.
+        assert_eq!((summary.kv_bytes_per_token(2), summary.cross_bytes_per_row(2)), ((3072, 0), 3072 * 1500));
+        assert_eq!(summary.inputs, ["audio"]);
     }
 
     #[test]

@@ -48,6 +48,14 @@ fn as_json(model: &ModelSummary) -> serde_json::Value {
         "context_length": model.context_length,
         "vocabulary": model.vocab_size,
         "kv_bytes_per_token_16_bit": full + window,
+        "encoder": model.encoder.map(|encoder| json!({
+            "layers": encoder.layers,
+            "heads": encoder.heads,
+            "mel_bins": encoder.mel_bins,
+            "window_seconds": encoder.window_seconds(),
+            "tokens": encoder.tokens,
+            "kv_bytes_per_row_16_bit": model.cross_bytes_per_row(2),
+        })),
         "chat_template": model.chat_template,
         "inputs": model.inputs,
         "stop_tokens": model.stop_tokens,
@@ -92,6 +100,12 @@ fn describe(model: &ModelSummary) -> String {
         if window == 0 { size(full) } else { format!("{} (+ {} within the window)", size(full), size(window)) }
     };
     line("cache", format!("{} a token in 16 bits, {} in float32", of(2), of(4)));
+    if let Some(encoder) = &model.encoder {
+        let window = format!("windows of {} s as {} mel bins", encoder.window_seconds(), encoder.mel_bins);
+        line("encoder", format!("{} layers, {} heads, {window} become {} tokens", encoder.layers, encoder.heads, encoder.tokens));
+        let (half, full) = (size(model.cross_bytes_per_row(2)), size(model.cross_bytes_per_row(4)));
+        line("heard", format!("{half} a row in 16 bits, {full} in float32"));
+    }
     line("takes", model.inputs.join(", "));
     line("chat template", if model.chat_template { "yes".into() } else { "no".into() });
     line("stop tokens", format!("{:?}", model.stop_tokens));

@@ -176,7 +176,7 @@ fn what_a_hub_cannot_give_is_said() {
         files
     };
     refused(locate("org/name", without(&["config.json"])), "has no config.json on the hub");
-    refused(locate("org/name", without(&["safetensors"])), "has no *.safetensors on the hub");
+    refused(locate("org/name", without(&["safetensors"])), "has no *.safetensors and no weights.npz on the hub");
     refused(
         locate("org/name", without(&["model-2"])),
         "downloading model-2.safetensors of \"org/name\" failed: the index names it",

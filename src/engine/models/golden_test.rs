@@ -29,15 +29,15 @@ struct Golden {
 }
 
 #[derive(Deserialize)]
-struct Stream {
-    prompt: Vec<u32>,
-    tokens: Vec<u32>,
-    logits: Vec<Logits>,
+pub(super) struct Stream {
+    pub(super) prompt: Vec<u32>,
+    pub(super) tokens: Vec<u32>,
+    pub(super) logits: Vec<Logits>,
 }
 
 #[derive(Deserialize)]
-struct Logits {
-    step: usize,
+pub(super) struct Logits {
+    pub(super) step: usize,
     every_16th: Vec<f32>,
     max: f32,
     logsumexp: f64,
@@ -45,9 +45,9 @@ struct Logits {
 }
 
 /// How far logits may be from the oracle's, in units of their size.
-const LOGITS_ERROR_MAX: f32 = 1e-5;
+pub(super) const LOGITS_ERROR_MAX: f32 = 1e-5;
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
@@ -83,22 +83,22 @@ fn open_with(folder: &Path, config: &Value, dequantize: bool) -> Box<dyn Model> 
     load(config, Loader::open(&files, config, policy).unwrap()).unwrap()
 }
 
-fn logits_of(model: &dyn Model, hidden: &Array) -> Vec<f32> {
+pub(super) fn logits_of(model: &dyn Model, hidden: &Array) -> Vec<f32> {
     let logits = model.logits(hidden).unwrap();
     assert_eq!(logits.dtype(), Dtype::Float32);
     logits.eval().unwrap();
     logits.try_as_slice::<f32>().unwrap().to_vec()
 }
 
-fn argmax(logits: &[f32]) -> u32 {
+pub(super) fn argmax(logits: &[f32]) -> u32 {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]).then(b.cmp(&a))).unwrap() as u32
 }
 
 /// A chunk of a prompt: slot, where it starts, its tokens, and the length of the whole prompt.
-type Piece<'a> = (i32, usize, &'a [u32], usize);
+pub(super) type Piece<'a> = (i32, usize, &'a [u32], usize);
 
 /// One pass over chunks and decoding rows of (slot, position, token); gives the logits of each chunk's last token and of each row.
-fn pass(model: &dyn Model, cache: &mut Cache, pieces: &[Piece<'_>], rows: &[(u32, u32, u32)]) -> Vec<Vec<f32>> {
+pub(super) fn pass(model: &dyn Model, cache: &mut Cache, pieces: &[Piece<'_>], rows: &[(u32, u32, u32)]) -> Vec<Vec<f32>> {
     let mut tokens = Vec::new();
     let mut outputs = Vec::new();
     let mut chunks = Vec::new();
@@ -121,7 +121,7 @@ fn pass(model: &dyn Model, cache: &mut Cache, pieces: &[Piece<'_>], rows: &[(u32
 }
 
 /// Prefills `prompt` into `slot` in chunks; gives the last position's logits.
-fn prefill(model: &dyn Model, cache: &mut Cache, slot: i32, prompt: &[u32], chunk: usize) -> Vec<f32> {
+pub(super) fn prefill(model: &dyn Model, cache: &mut Cache, slot: i32, prompt: &[u32], chunk: usize) -> Vec<f32> {
     let mut last = Vec::new();
     for (index, piece) in prompt.chunks(chunk).enumerate() {
         last = pass(model, cache, &[(slot, index * chunk, piece, prompt.len())], &[]).remove(0);
@@ -129,11 +129,11 @@ fn prefill(model: &dyn Model, cache: &mut Cache, slot: i32, prompt: &[u32], chun
     last
 }
 
-fn decode(model: &dyn Model, cache: &mut Cache, rows: &[(u32, u32, u32)]) -> Vec<Vec<f32>> {
+pub(super) fn decode(model: &dyn Model, cache: &mut Cache, rows: &[(u32, u32, u32)]) -> Vec<Vec<f32>> {
     pass(model, cache, &[], rows)
 }
 
-fn error_against(golden: &Logits, logits: &[f32]) -> f32 {
+pub(super) fn error_against(golden: &Logits, logits: &[f32]) -> f32 {
     let wide = logits.iter().map(|&logit| f64::from(logit));
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let logsumexp = max + wide.clone().map(|logit| (logit - max).exp()).sum::<f64>().ln();
@@ -307,7 +307,7 @@ fn made_checkpoints_agree_with_mlx_lm() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+pub(super) fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).into())).unwrap_or_default()
 }
 

@@ -104,6 +104,19 @@ impl RmsNorm {
     }
 }
 
+/// Normalization to mean 0 and variance 1 over the last axis (arXiv:1607.06450).
+pub struct LayerNorm {
+    pub weight: Array,
+    pub bias: Array,
+    pub eps: f32,
+}
+
+impl LayerNorm {
+    pub fn forward(&self, x: &Array) -> Result<Array, EngineError> {
+        Ok(fast::layer_norm(x, &self.weight, &self.bias, self.eps)?)
+    }
+}
+
 /// x × sigmoid(x)
 pub fn silu(x: &Array) -> Result<Array, EngineError> {
     Ok(x.multiply(ops::sigmoid(x)?)?)
@@ -115,6 +128,13 @@ pub fn gelu_tanh(x: &Array) -> Result<Array, EngineError> {
     let cubed = x.multiply(x)?.multiply(x)?;
     let inner = x.add(cubed.multiply(scalar(0.044_715)?)?)?.multiply(scalar((2.0 / std::f32::consts::PI).sqrt())?)?;
     Ok(x.multiply(scalar(0.5)?)?.multiply(ops::tanh(inner)?.add(scalar(1.0)?)?)?)
+}
+
+/// 0.5 x (1 + erf(x / √2)), as it is defined (arXiv:1606.08415).
+pub fn gelu(x: &Array) -> Result<Array, EngineError> {
+    let scalar = |value: f32| Array::from_f32(value).as_dtype(x.dtype());
+    let erf = ops::erf(x.multiply(scalar(std::f32::consts::FRAC_1_SQRT_2)?)?)?;
+    Ok(x.multiply(erf.add(scalar(1.0)?)?)?.multiply(scalar(0.5)?)?)
 }
 
 /// (N, heads × D) -> (N, heads, 1, D): each token is a sequence of its own to the rope.

@@ -6,11 +6,14 @@ mod llama;
 mod qwen2;
 mod qwen3;
 mod rope;
+mod whisper;
 
 #[cfg(test)]
 mod golden_test;
+#[cfg(test)]
+mod whisper_golden_test;
 
-pub use layers::{Embedding, Linear, RmsNorm};
+pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
 
 use mlx_rs::Array;
 use serde::de::DeserializeOwned;
@@ -18,11 +21,11 @@ use serde_json::Value;
 
 use super::{
     EngineError,
-    cache::{Cache, LayerLayout, Step},
+    cache::{Cache, CrossLayout, LayerLayout, Step},
     weights::{Loader, WeightError},
 };
 
-/// A causal language model. The cache is an argument, never a field.
+/// A causal language model, or the decoder of a model with an encoder. The cache is an argument, never a field.
 pub trait Model {
     /// What each layer keeps, in order.
     fn cache_layout(&self) -> Vec<LayerLayout>;
@@ -39,6 +42,29 @@ pub trait Model {
     fn activation_bytes_per_token(&self, dtype_bytes: u64) -> u64;
 
     fn attention_heads(&self) -> u32;
+
+    /// What hears for this model; its decoder attends to what [`Cache::store_cross`] was given.
+    fn encoder(&self) -> Option<&dyn Encoder> {
+        None
+    }
+}
+
+/// The half of a speech model that hears.
+pub trait Encoder {
+    /// Frames and bins of the features that it takes.
+    fn input(&self) -> (i32, i32);
+
+    /// What cross-attention keeps for each slot.
+    fn cross_layout(&self) -> CrossLayout;
+
+    /// (B, frames, bins) -> (B, tokens, hidden). On the CPU it is computed before this returns.
+    fn encode(&self, features: &Array) -> Result<Array, EngineError>;
+
+    /// Keys and values of the decoder's layer `layer`: (B, tokens, hidden) -> (B, heads, tokens, head_dim) each.
+    fn cross(&self, layer: usize, encoded: &Array) -> Result<(Array, Array), EngineError>;
+
+    /// Bytes of scratch that encoding `rows` inputs at once takes, with activations of `dtype_bytes`.
+    fn encode_bytes(&self, rows: u64, dtype_bytes: u64) -> u64;
 }
 
 /// Builds the family that `model_type` names.
@@ -47,6 +73,7 @@ pub fn load(config: &Value, loader: Loader) -> Result<Box<dyn Model>, WeightErro
         "llama" | "mistral" => Ok(Box::new(llama::load(config, loader)?)),
         "qwen2" => Ok(Box::new(qwen2::load(config, loader)?)),
         "qwen3" => Ok(Box::new(qwen3::load(config, loader)?)),
+        "whisper" => Ok(Box::new(whisper::load(config, loader)?)),
         "gemma3_text" => Ok(Box::new(gemma3_text::load(config, loader)?)),
         other => Err(WeightError::Config(format!("the family '{other}' is not yet supported"))),
     }

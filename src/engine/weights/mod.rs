@@ -2,6 +2,8 @@
 //! told at once.
 
 mod gguf;
+mod npz;
+mod whisper;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -10,7 +12,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::{
-    models::{Embedding, Linear, RmsNorm},
+    models::{Embedding, LayerNorm, Linear, RmsNorm},
     reason,
 };
 
@@ -74,7 +76,7 @@ struct Quantization {
 }
 
 impl Loader {
-    /// Reads one `.gguf` file, or all of a folder's `.safetensors`; tensors stay on disk until they are taken.
+    /// Reads one `.gguf` or `.npz` file, or all of a folder's `.safetensors`, whose tensors stay on disk until they are taken.
     pub fn open(files: &[PathBuf], config: &Value, policy: Policy) -> Result<Self, WeightError> {
         let mut tensors = BTreeMap::new();
         let mut problems = Vec::new();
@@ -82,6 +84,10 @@ impl Loader {
             let read = |reason: String| WeightError::Read { path: file.clone(), reason };
             if file.extension().is_some_and(|extension| extension == "gguf") {
                 tensors.extend(gguf::read(file, config)?);
+                continue;
+            }
+            if file.extension().is_some_and(|extension| extension == "npz") {
+                tensors.extend(npz::read(file)?);
                 continue;
             }
             let loaded = Array::load_safetensors(file).map_err(|error| read(reason(&error)))?;
@@ -94,7 +100,12 @@ impl Loader {
         }
         // Frequencies that old checkpoints carry, which every family computes itself.
         tensors.retain(|name, _| !name.ends_with("rotary_emb.inv_freq"));
-        Ok(Self { tensors, quantization: Quantization::read(config)?, policy, problems })
+        let mut quantization = Quantization::read(config)?;
+        if config.get("model_type").and_then(Value::as_str) == Some("whisper") {
+            tensors = whisper::rename(tensors);
+            quantization.overrides = whisper::rename(quantization.overrides);
+        }
+        Ok(Self { tensors, quantization, policy, problems })
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -104,6 +115,13 @@ impl Loader {
     /// Drops a tensor that the model does not need.
     pub fn ignore(&mut self, name: &str) {
         self.tensors.remove(name);
+    }
+
+    /// Plants a fault: nothing where there was something.
+    #[cfg(test)]
+    pub fn zero(&mut self, name: &str) {
+        let tensor = self.tensors.get_mut(name).unwrap_or_else(|| panic!("there is no {name}"));
+        *tensor = ops::zeros::<f32>(tensor.shape()).unwrap();
     }
 
     /// A floating-point tensor of this shape.
@@ -125,6 +143,24 @@ impl Loader {
 
     pub fn rms_norm(&mut self, module: &str, size: i32, eps: f32) -> Result<RmsNorm, WeightError> {
         Ok(RmsNorm { weight: self.tensor(&format!("{module}.weight"), &[size])?, eps })
+    }
+
+    /// `module.weight` and `module.bias`.
+    pub fn layer_norm(&mut self, module: &str, size: i32, eps: f32) -> Result<LayerNorm, WeightError> {
+        let weight = self.tensor(&format!("{module}.weight"), &[size])?;
+        Ok(LayerNorm { weight, bias: self.tensor(&format!("{module}.bias"), &[size])?, eps })
+    }
+
+    /// `module.weight` of a convolution over time, (output, kernel, input): as MLX has it, or with the last two exchanged, as
+    /// PyTorch has it.
+    pub fn conv1d(&mut self, module: &str, input: i32, output: i32, kernel: i32) -> Result<Array, WeightError> {
+        let name = format!("{module}.weight");
+        if let Some(tensor) = self.tensors.get_mut(&name)
+            && tensor.shape() == [output, input, kernel]
+        {
+            *tensor = tensor.transpose_axes(&[0, 2, 1])?;
+        }
+        self.tensor(&name, &[output, kernel, input])
     }
 
     /// `module.weight` (output, input), dense or quantized, and `module.bias` (output) where `bias` says so.

@@ -1,0 +1,387 @@
+//! Whisper: an encoder that hears 30 seconds, and a decoder that attends to it.
+//!
+//! Sources: arXiv:2212.04356; openai/whisper `whisper/model.py`; mlx-examples `whisper/mlx_whisper/whisper.py`; transformers
+//! `modeling_whisper.py`.
+
+use mlx_rs::{Array, ops};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{
+    Embedding, Encoder, LayerNorm, Linear, Model,
+    layers::{gelu, split_heads},
+    parse,
+};
+use crate::engine::{
+    EngineError,
+    cache::{Cache, CrossLayout, LayerLayout, Step},
+    weights::{Loader, WeightError},
+};
+
+/// PyTorch's, which neither layout states.
+const LAYER_NORM_EPS: f32 = 1e-5;
+const KERNEL: i32 = 3;
+/// The longest wave of the encoder's positions is this many times 2π tokens long.
+const TIMESCALE_MAX: f32 = 10_000.0;
+/// Sizes in config.json beyond this are a mistake.
+const SIZE_MAX: i32 = 1 << 20;
+/// The largest Whisper has 32.
+const LAYERS_MAX: usize = 256;
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct Config {
+    pub d_model: i32,
+    pub encoder_layers: usize,
+    pub encoder_attention_heads: i32,
+    pub encoder_ffn_dim: Option<i32>,
+    pub decoder_layers: usize,
+    pub decoder_attention_heads: i32,
+    pub decoder_ffn_dim: Option<i32>,
+    pub num_mel_bins: i32,
+    pub max_source_positions: i32,
+    pub max_target_positions: i32,
+    pub vocab_size: i32,
+    pub activation_function: Option<String>,
+    #[serde(default)]
+    pub scale_embedding: bool,
+}
+
+pub struct Whisper {
+    config: Config,
+    encoder: AudioEncoder,
+    embed_tokens: Embedding,
+    /// (max_target_positions, hidden)
+    embed_positions: Array,
+    layers: Vec<DecoderLayer>,
+    layer_norm: LayerNorm,
+}
+
+impl Model for Whisper {
+    fn cache_layout(&self) -> Vec<LayerLayout> {
+        let (kv_heads, head_dim) = (self.config.decoder_attention_heads, self.config.decoder_head_dim());
+        vec![LayerLayout { kv_heads, head_dim, window: None }; self.layers.len()]
+    }
+
+    fn forward(&self, tokens: &Array, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
+        let positions = self.embed_positions.take_axis(step.positions(), 0)?;
+        let mut hidden = self.embed_tokens.forward(tokens)?.add(positions)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            hidden = layer.forward(&hidden, index, step, cache)?;
+        }
+        self.layer_norm.forward(&hidden)
+    }
+
+    fn logits(&self, hidden: &Array) -> Result<Array, EngineError> {
+        self.embed_tokens.as_linear(hidden)
+    }
+
+    fn vocabulary(&self) -> u32 {
+        self.config.vocab_size as u32
+    }
+
+    fn activation_bytes_per_token(&self, dtype_bytes: u64) -> u64 {
+        dtype_bytes * (12 * self.config.d_model + 3 * self.config.decoder_ffn_dim()) as u64
+    }
+
+    fn attention_heads(&self) -> u32 {
+        self.config.decoder_attention_heads as u32
+    }
+
+    fn encoder(&self) -> Option<&dyn Encoder> {
+        Some(self)
+    }
+}
+
+impl Encoder for Whisper {
+    fn input(&self) -> (i32, i32) {
+        (2 * self.config.max_source_positions, self.config.num_mel_bins)
+    }
+
+    fn cross_layout(&self) -> CrossLayout {
+        CrossLayout {
+            layers: self.layers.len(),
+            heads: self.config.decoder_attention_heads,
+            tokens: self.config.max_source_positions,
+            head_dim: self.config.decoder_head_dim(),
+        }
+    }
+
+    fn encode(&self, features: &Array) -> Result<Array, EngineError> {
+        let (frames, bins) = self.input();
+        if features.ndim() != 3 || features.shape()[1..] != [frames, bins] {
+            return Err(EngineError::Mlx(format!(
+                "the encoder takes features of {frames} frames × {bins} bins, and was given {:?}",
+                features.shape()
+            )));
+        }
+        self.encoder.forward(features)
+    }
+
+    fn cross(&self, layer: usize, encoded: &Array) -> Result<(Array, Array), EngineError> {
+        let Some(layer) = self.layers.get(layer) else {
+            return Err(EngineError::Mlx(format!("there is no layer {layer} among {}", self.layers.len())));
+        };
+        let attention = &layer.encoder_attn;
+        let split = |projected: Array| heads_first(&projected, attention.heads);
+        Ok((split(attention.k_proj.forward(encoded)?)?, split(attention.v_proj.forward(encoded)?)?))
+    }
+
+    fn encode_bytes(&self, rows: u64, dtype_bytes: u64) -> u64 {
+        let config = &self.config;
+        let (hidden, ffn) = (config.d_model as u64, config.encoder_ffn_dim() as u64);
+        let (tokens, heads) = (config.max_source_positions as u64, config.encoder_attention_heads as u64);
+        // Features and what both convolutions unfold and give; or a layer's hidden states and its widest ones, with what comes of
+        // them; and scores with their softmax.
+        let frames = 2 * tokens * (config.num_mel_bins as u64 * 4 + hidden * 5);
+        let layer = tokens * (hidden * 8 + ffn * 4);
+        rows * dtype_bytes * (frames.max(layer) + 2 * heads * tokens * tokens)
+    }
+}
+
+/// (B, T, heads × D) -> (B, heads, T, D)
+fn heads_first(x: &Array, heads: i32) -> Result<Array, EngineError> {
+    let (batch, tokens, width) = (x.dim(0), x.dim(1), x.dim(2));
+    Ok(x.reshape(&[batch, tokens, heads, width / heads])?.transpose_axes(&[0, 2, 1, 3])?)
+}
+
+struct AudioEncoder {
+    /// (hidden, 3, bins) and (hidden, 3, hidden), with (hidden) each.
+    conv1: (Array, Array),
+    conv2: (Array, Array),
+    /// (max_source_positions, hidden)
+    embed_positions: Array,
+    layers: Vec<EncoderLayer>,
+    layer_norm: LayerNorm,
+}
+
+impl AudioEncoder {
+    fn forward(&self, features: &Array) -> Result<Array, EngineError> {
+        let features = features.as_dtype(self.embed_positions.dtype())?;
+        let (weight, bias) = &self.conv1;
+        let hidden = gelu(&ops::conv1d(features, weight, 1, 1, None, None)?.add(bias)?)?;
+        let (weight, bias) = &self.conv2;
+        let hidden = gelu(&ops::conv1d(hidden, weight, 2, 1, None, None)?.add(bias)?)?;
+        let mut hidden = hidden.add(&self.embed_positions)?;
+        for layer in &self.layers {
+            hidden = layer.forward(&hidden)?;
+        }
+        self.layer_norm.forward(&hidden)
+    }
+}
+
+struct EncoderLayer {
+    self_attn_layer_norm: LayerNorm,
+    self_attn: Attention,
+    final_layer_norm: LayerNorm,
+    mlp: Mlp,
+}
+
+impl EncoderLayer {
+    fn forward(&self, x: &Array) -> Result<Array, EngineError> {
+        let hidden = x.add(self.self_attn.forward_all(&self.self_attn_layer_norm.forward(x)?)?)?;
+        Ok(hidden.add(self.mlp.forward(&self.final_layer_norm.forward(&hidden)?)?)?)
+    }
+}
+
+struct DecoderLayer {
+    self_attn_layer_norm: LayerNorm,
+    self_attn: Attention,
+    encoder_attn_layer_norm: LayerNorm,
+    encoder_attn: Attention,
+    final_layer_norm: LayerNorm,
+    mlp: Mlp,
+}
+
+impl DecoderLayer {
+    fn forward(&self, x: &Array, index: usize, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
+        let hidden = x.add(self.self_attn.forward(&self.self_attn_layer_norm.forward(x)?, index, step, cache)?)?;
+        let heard = self.encoder_attn.forward_cross(&self.encoder_attn_layer_norm.forward(&hidden)?, index, step, cache)?;
+        let hidden = hidden.add(heard)?;
+        Ok(hidden.add(self.mlp.forward(&self.final_layer_norm.forward(&hidden)?)?)?)
+    }
+}
+
+struct Attention {
+    q_proj: Linear,
+    /// Without a bias, alone among the four.
+    k_proj: Linear,
+    v_proj: Linear,
+    out_proj: Linear,
+    heads: i32,
+    head_dim: i32,
+}
+
+impl Attention {
+    fn scale(&self) -> f32 {
+        (self.head_dim as f32).powf(-0.5)
+    }
+
+    /// The encoder's: every token sees every token, (B, T, hidden) -> (B, T, hidden).
+    fn forward_all(&self, x: &Array) -> Result<Array, EngineError> {
+        let queries = heads_first(&self.q_proj.forward(x)?, self.heads)?;
+        let keys = heads_first(&self.k_proj.forward(x)?, self.heads)?;
+        let values = heads_first(&self.v_proj.forward(x)?, self.heads)?;
+        let attended = mlx_rs::fast::scaled_dot_product_attention(queries, keys, values, self.scale(), None, None)?;
+        // (B, heads, T, D) -> (B, T, heads × D)
+        let attended = attended.transpose_axes(&[0, 2, 1, 3])?.reshape(x.shape())?;
+        self.out_proj.forward(&attended)
+    }
+
+    fn forward(&self, x: &Array, layer: usize, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
+        let split = |projected: Array| split_heads(&projected, self.heads, self.head_dim);
+        let queries = split(self.q_proj.forward(x)?)?;
+        let (keys, values) = (split(self.k_proj.forward(x)?)?, split(self.v_proj.forward(x)?)?);
+        self.out_proj.forward(&cache.attend(layer, &queries, &keys, &values, self.scale(), step)?)
+    }
+
+    fn forward_cross(&self, x: &Array, layer: usize, step: &Step, cache: &Cache) -> Result<Array, EngineError> {
+        let queries = split_heads(&self.q_proj.forward(x)?, self.heads, self.head_dim)?;
+        self.out_proj.forward(&cache.attend_cross(layer, &queries, self.scale(), step)?)
+    }
+}
+
+struct Mlp {
+    fc1: Linear,
+    fc2: Linear,
+}
+
+impl Mlp {
+    fn forward(&self, x: &Array) -> Result<Array, EngineError> {
+        self.fc2.forward(&gelu(&self.fc1.forward(x)?)?)
+    }
+}
+
+impl Config {
+    fn decoder_head_dim(&self) -> i32 {
+        self.d_model / self.decoder_attention_heads
+    }
+
+    fn encoder_ffn_dim(&self) -> i32 {
+        self.encoder_ffn_dim.unwrap_or(4 * self.d_model)
+    }
+
+    fn decoder_ffn_dim(&self) -> i32 {
+        self.decoder_ffn_dim.unwrap_or(4 * self.d_model)
+    }
+
+    /// What the arithmetic here and below relies on.
+    fn check(&self) -> Result<(), WeightError> {
+        let refuse = |problem: String| Err(WeightError::Config(problem));
+        for (name, size) in [
+            ("d_model", self.d_model),
+            ("encoder_attention_heads", self.encoder_attention_heads),
+            ("encoder_ffn_dim", self.encoder_ffn_dim()),
+            ("decoder_attention_heads", self.decoder_attention_heads),
+            ("decoder_ffn_dim", self.decoder_ffn_dim()),
+            ("num_mel_bins", self.num_mel_bins),
+            ("max_source_positions", self.max_source_positions),
+            ("max_target_positions", self.max_target_positions),
+            ("vocab_size", self.vocab_size),
+        ] {
+            if !(1..=SIZE_MAX).contains(&size) {
+                return refuse(format!("{name} is {size}"));
+            }
+        }
+        for (name, layers) in [("encoder_layers", self.encoder_layers), ("decoder_layers", self.decoder_layers)] {
+            if !(1..=LAYERS_MAX).contains(&layers) {
+                return refuse(format!("{name} is {layers}"));
+            }
+        }
+        for heads in [self.encoder_attention_heads, self.decoder_attention_heads] {
+            if self.d_model % heads != 0 || self.d_model % 2 != 0 || self.d_model < 4 {
+                return refuse(format!("a width (d_model) of {} does not divide into {heads} heads", self.d_model));
+            }
+        }
+        if let Some(activation) = self.activation_function.as_deref().filter(|activation| *activation != "gelu") {
+            return refuse(format!("activation_function '{activation}' is not yet supported ('gelu' is)"));
+        }
+        if self.scale_embedding {
+            return refuse("scale_embedding = true is not yet supported".into());
+        }
+        Ok(())
+    }
+}
+
+/// The encoder's positions: sines of falling frequency, then their cosines, (length, channels). Computed in float32 as OpenAI's
+/// code and mlx-whisper's do: at 1,500 positions another rounding of a frequency shows.
+fn sinusoids(length: i32, channels: i32) -> Result<Array, WeightError> {
+    let half = channels / 2;
+    let increment = f64::from(TIMESCALE_MAX).ln() / f64::from(half - 1);
+    let channel = ops::arange::<_, f32>(None, half, None)?;
+    let frequencies = ops::exp(channel.multiply(Array::from_f32(-increment as f32))?)?;
+    let position = ops::arange::<_, f32>(None, length, None)?.reshape(&[length, 1])?;
+    let angles = position.multiply(frequencies.reshape(&[1, half])?)?;
+    Ok(ops::concatenate(&[ops::sin(&angles)?, ops::cos(&angles)?], 1)?)
+}
+
+fn attention(loader: &mut Loader, module: &str, hidden: i32, heads: i32) -> Result<Attention, WeightError> {
+    let mut linear = |name: &str, bias: bool| loader.linear(&format!("{module}.{name}"), hidden, hidden, bias);
+    Ok(Attention {
+        q_proj: linear("q_proj", true)?,
+        k_proj: linear("k_proj", false)?,
+        v_proj: linear("v_proj", true)?,
+        out_proj: linear("out_proj", true)?,
+        heads,
+        head_dim: hidden / heads,
+    })
+}
+
+fn mlp(loader: &mut Loader, module: &str, hidden: i32, ffn: i32) -> Result<Mlp, WeightError> {
+    let fc1 = loader.linear(&format!("{module}.fc1"), hidden, ffn, true)?;
+    Ok(Mlp { fc1, fc2: loader.linear(&format!("{module}.fc2"), ffn, hidden, true)? })
+}
+
+fn encoder(loader: &mut Loader, config: &Config) -> Result<AudioEncoder, WeightError> {
+    let (hidden, tokens) = (config.d_model, config.max_source_positions);
+    let mut conv = |name: &str, input: i32| -> Result<(Array, Array), WeightError> {
+        let module = format!("model.encoder.{name}");
+        Ok((loader.conv1d(&module, input, hidden, KERNEL)?, loader.tensor(&format!("{module}.bias"), &[hidden])?))
+    };
+    let conv1 = conv("conv1", config.num_mel_bins)?;
+    let conv2 = conv("conv2", hidden)?;
+    // Hugging Face stores them; the other layout leaves them to be computed.
+    let embed_positions = match loader.optional("model.encoder.embed_positions.weight", &[tokens, hidden])? {
+        Some(stored) => stored,
+        None => sinusoids(tokens, hidden)?.as_dtype(conv1.0.dtype())?,
+    };
+    embed_positions.eval()?;
+    let mut layers = Vec::new();
+    for index in 0..config.encoder_layers {
+        let module = format!("model.encoder.layers.{index}");
+        layers.push(EncoderLayer {
+            self_attn_layer_norm: loader.layer_norm(&format!("{module}.self_attn_layer_norm"), hidden, LAYER_NORM_EPS)?,
+            self_attn: attention(loader, &format!("{module}.self_attn"), hidden, config.encoder_attention_heads)?,
+            final_layer_norm: loader.layer_norm(&format!("{module}.final_layer_norm"), hidden, LAYER_NORM_EPS)?,
+            mlp: mlp(loader, &module, hidden, config.encoder_ffn_dim())?,
+        });
+    }
+    let layer_norm = loader.layer_norm("model.encoder.layer_norm", hidden, LAYER_NORM_EPS)?;
+    Ok(AudioEncoder { conv1, conv2, embed_positions, layers, layer_norm })
+}
+
+pub fn load(config: &Value, mut loader: Loader) -> Result<Whisper, WeightError> {
+    let config: Config = parse(config)?;
+    config.check()?;
+    let hidden = config.d_model;
+    // The output matrix is the embedding, whatever a file repeats.
+    loader.ignore("proj_out.weight");
+    let encoder = encoder(&mut loader, &config)?;
+    let embed_tokens = loader.embedding("model.decoder.embed_tokens", config.vocab_size, hidden)?;
+    let embed_positions = loader.tensor("model.decoder.embed_positions.weight", &[config.max_target_positions, hidden])?;
+    let mut layers = Vec::new();
+    for index in 0..config.decoder_layers {
+        let module = format!("model.decoder.layers.{index}");
+        let heads = config.decoder_attention_heads;
+        layers.push(DecoderLayer {
+            self_attn_layer_norm: loader.layer_norm(&format!("{module}.self_attn_layer_norm"), hidden, LAYER_NORM_EPS)?,
+            self_attn: attention(&mut loader, &format!("{module}.self_attn"), hidden, heads)?,
+            encoder_attn_layer_norm: loader.layer_norm(&format!("{module}.encoder_attn_layer_norm"), hidden, LAYER_NORM_EPS)?,
+            encoder_attn: attention(&mut loader, &format!("{module}.encoder_attn"), hidden, heads)?,
+            final_layer_norm: loader.layer_norm(&format!("{module}.final_layer_norm"), hidden, LAYER_NORM_EPS)?,
+            mlp: mlp(&mut loader, &module, hidden, config.decoder_ffn_dim())?,
+        });
+    }
+    let layer_norm = loader.layer_norm("model.decoder.layer_norm", hidden, LAYER_NORM_EPS)?;
+    loader.finish()?;
+    Ok(Whisper { config, encoder, embed_tokens, embed_positions, layers, layer_norm })
+}
