@@ -12,10 +12,17 @@ export PYTHONDONTWRITEBYTECODE := 1
 # Tests run side by side: threads of OpenBLAS that wait for each other spin, and make each other ten times slower.
 test test-models: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo build test test-models goldens bench fmt lint clean help setup release model oracle fixtures smollm2 whisper
+.PHONY: demo demo-audio build test test-models goldens bench bench-speech fmt lint clean help setup release model oracle fixtures smollm2 whisper
 
 demo: release model ## build, fetch SmolLM2 (98 MB), run jobs/quickstart.toml
 	target/release/mlxbatch run jobs/quickstart.toml
+
+demo-audio: release ## build, fetch Whisper tiny.en (75 MB) and real speech, run jobs/speech.toml, print the transcripts
+	@fixtures/fetch_models.sh whisper-tiny.en
+	@fixtures/fetch_speech.sh
+	@[ -d $(MODELS)/whisper-tiny.en ] || target/release/mlxbatch convert $(MODELS)/whisper-tiny.en-ct2 $(MODELS)/whisper-tiny.en
+	target/release/mlxbatch run jobs/speech.toml
+	target/release/mlxbatch show out/speech --columns id,wer,text
 
 build: setup ## build for development
 	cargo build --locked
@@ -23,8 +30,9 @@ build: setup ## build for development
 test: setup ## the tests that need nothing but this folder
 	$(TEST)
 
-test-models: setup fixtures ## all tests, with SmolLM2, Whisper tiny.en, every tiny checkpoint and Python's Parquet readers
-	@fixtures/fetch_models.sh smollm2 whisper-tiny.en || echo "test-models: going on without; tests that need it are skipped by name" >&2
+test-models: setup fixtures ## all tests, with SmolLM2, Whisper tiny.en and base, real speech, every tiny checkpoint and Python's Parquet readers
+	@fixtures/fetch_models.sh smollm2 whisper-tiny.en whisper-base || echo "test-models: going on without; tests that need it are skipped by name" >&2
+	@fixtures/fetch_speech.sh || echo "test-models: going on without; tests that need it are skipped by name" >&2
 	MLXBATCH_MODELS=$(MODELS) MLXBATCH_FIXTURES=$(FIXTURES) MLXBATCH_PYTHON=$(PYTHON) $(TEST_ALL)
 
 goldens: fixtures smollm2 whisper ## have mlx-lm and mlx-whisper compute goldens/ again; review the difference like code
@@ -33,11 +41,20 @@ goldens: fixtures smollm2 whisper ## have mlx-lm and mlx-whisper compute goldens
 	$(PYTHON) fixtures/make_whisper_goldens.py $(FIXTURES)/speech goldens/whisper
 	$(PYTHON) fixtures/whisper_golden.py $(MODELS)/whisper-tiny.en goldens/whisper-tiny.en.json
 	$(PYTHON) fixtures/smollm2_golden.py $(MODELS)/smollm2/dense goldens/smollm2-greedy.json
+	python3 -m pip download -q --disable-pip-version-check --no-deps -d $(FIXTURES)/wheels mlx-whisper==0.4.3 mlx-vlm==0.7.6
+	$(PYTHON) fixtures/mel_goldens.py $(FIXTURES)/wheels goldens/mel
+	@fixtures/fetch_speech.sh
+	$(PYTHON) fixtures/transcripts_golden.py $(MODELS) goldens/transcripts.json
 	$(PYTHON) fixtures/planted_faults.py $(FIXTURES) goldens/models
 
 bench: release smollm2 ## tokens a second beside mlx-lm's, and a million rows without a model; takes a quarter of an hour
 	$(PYTHON) tests/bench_generate.py target/release/mlxbatch $(SMOLLM2) $(MODELS)/smollm2
 	$(PYTHON) tests/bench_rows.py target/release/mlxbatch
+
+bench-speech: release oracle whisper ## decoding against ffmpeg, Whisper against mlx-whisper and faster-whisper; takes a quarter of an hour
+	@fixtures/fetch_speech.sh
+	@[ -d $(FIXTURES)/peers ] || python3 -m pip install -q --disable-pip-version-check --only-binary=:all: --target $(FIXTURES)/peers faster-whisper==1.2.1
+	$(PYTHON) tests/bench_speech.py target/release/mlxbatch $(MODELS) $(FIXTURES)/peers
 
 fmt: ## format the sources
 	cargo fmt
@@ -71,6 +88,8 @@ fixtures: oracle
 smollm2: oracle model
 	@[ -f $(MODELS)/smollm2/quantized/tokenizer.json ] || $(PYTHON) fixtures/convert_smollm2.py $(SMOLLM2) $(MODELS)/smollm2
 
-whisper: build
-	@fixtures/fetch_models.sh whisper-tiny.en
-	@[ -d $(MODELS)/whisper-tiny.en ] || target/debug/mlxbatch convert $(MODELS)/whisper-tiny.en-ct2 $(MODELS)/whisper-tiny.en
+whisper: release
+	@fixtures/fetch_models.sh whisper-tiny.en whisper-base
+	@for model in whisper-tiny.en whisper-base; do \
+	  [ -d $(MODELS)/$$model ] || target/release/mlxbatch convert $(MODELS)/$$model-ct2 $(MODELS)/$$model || exit 1; \
+	done

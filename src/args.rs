@@ -24,6 +24,7 @@ pub enum Command {
     Inspect(Inspect),
     Convert(Convert),
     Summary(Summary),
+    Show(Show),
     Completions(Completions),
     /// Print the manual page
     #[command(after_help = "Example:\n  mlxbatch man > ~/.local/share/man/man1/mlxbatch.1")]
@@ -135,6 +136,29 @@ pub struct Summary {
     pub json: bool,
 }
 
+/// Print the results of a run, a line a row, in the order in which rows were completed
+///
+/// Parts are Parquet, which pyarrow, DuckDB and Polars read; this is for a look without them.
+#[derive(Debug, Clone, PartialEq, clap::Args)]
+#[command(after_help = SHOW_EXAMPLES)]
+pub struct Show {
+    /// The job's output folder; a run need not be finished
+    #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub folder: PathBuf,
+
+    /// Columns to print, separated by commas
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values_t = ["id".to_owned(), "text".to_owned()])]
+    pub columns: Vec<String>,
+
+    /// Print N rows at most
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: Option<u64>,
+
+    /// Print each row as a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Print completions for a shell
 #[derive(Debug, Clone, PartialEq, clap::Args)]
 #[command(after_help = COMPLETIONS_EXAMPLES)]
@@ -210,6 +234,11 @@ const SUMMARY_EXAMPLES: &str = "\
 Examples:
   mlxbatch summary out/quickstart
   mlxbatch summary out/quickstart --json";
+
+const SHOW_EXAMPLES: &str = "Examples:
+  mlxbatch show out/speech
+  mlxbatch show out/speech --columns id,wer,text --limit 20
+  mlxbatch show out/speech --columns id,segments --json";
 
 const COMPLETIONS_EXAMPLES: &str = "\
 Examples:
@@ -318,6 +347,9 @@ mod tests {
         assert_eq!(parse("mlxbatch convert a b").unwrap(), Command::Convert(convert));
         let summary = Summary { folder: "out".into(), json: false };
         assert_eq!(parse("mlxbatch summary out").unwrap(), Command::Summary(summary));
+        let columns = vec!["id".to_owned(), "wer".to_owned()];
+        let show = Show { folder: "out".into(), columns, limit: Some(3), json: true };
+        assert_eq!(parse("mlxbatch show out --columns id,wer --limit 3 --json").unwrap(), Command::Show(show));
         let completions = Completions { shell: clap_complete::Shell::Zsh };
         assert_eq!(parse("mlxbatch completions zsh").unwrap(), Command::Completions(completions));
         assert_eq!(parse("mlxbatch man").unwrap(), Command::Man);

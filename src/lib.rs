@@ -21,6 +21,7 @@ pub mod manifest;
 pub mod model;
 pub mod schedule;
 pub mod prompt;
+pub mod transcribe;
 pub mod engine;
 pub mod score;
 pub mod sink;

@@ -15,6 +15,15 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+SEGMENT = pa.struct([
+    pa.field("start", pa.float64(), False),
+    pa.field("end", pa.float64(), False),
+    pa.field("text", pa.string(), False),
+    pa.field("avg_logprob", pa.float32(), False),
+    pa.field("compression_ratio", pa.float32(), False),
+    pa.field("no_speech_prob", pa.float32(), False),
+    pa.field("temperature", pa.float32(), False),
+])
 # Name, type, nullable; in the order of the file. docs/output.md is the reference.
 COLUMNS = [
     ("id", pa.string(), False),
@@ -26,6 +35,9 @@ COLUMNS = [
     ("error", pa.string(), True),
     ("text", pa.string(), True),
     ("finish_reason", pa.string(), True),
+    ("language", pa.string(), True),
+    ("segments", pa.list_(pa.field("item", SEGMENT, False)), True),
+    ("notes", pa.list_(pa.field("item", pa.string(), False)), True),
     ("prompt_tokens", pa.uint32(), False),
     ("image_tokens", pa.uint32(), False),
     ("audio_tokens", pa.uint32(), False),
@@ -45,6 +57,11 @@ COLUMNS = [
     ("token_ids", pa.list_(pa.field("item", pa.uint32(), False)), True),
     ("reference", pa.string(), True),
     ("wer", pa.float64(), True),
+    ("cer", pa.float64(), True),
+    ("reference_words", pa.uint32(), True),
+    ("word_errors", pa.uint32(), True),
+    ("reference_characters", pa.uint32(), True),
+    ("character_errors", pa.uint32(), True),
 ]
 KEPT_TYPES = {pa.string(), pa.int64(), pa.float64(), pa.bool_()}
 METADATA = ["schema_version", "job_hash", "manifest_hash", "model_id", "model_hash", "versions", "rows_failed"]
@@ -57,8 +74,7 @@ def check_schema(part, kept):
     for position, (name, kind, nullable) in enumerate(own):
         field = schema.field(position)
         assert field.name == name, f"{part}: column {position} is {field.name}, expected {name}"
-        same = field.type == kind or (pa.types.is_list(kind) and field.type.value_type == kind.value_type)
-        assert same, f"{part}: {name} is {field.type}, expected {kind}"
+        assert field.type == kind, f"{part}: {name} is {field.type}, expected {kind}"
         assert field.nullable == nullable, f"{part}: {name} nullable is {field.nullable}"
     rest = [schema.field(position) for position in range(len(own), len(schema))]
     assert [field.name for field in rest] == kept, f"{part}: keeps {[field.name for field in rest]}, run.json says {kept}"
@@ -83,7 +99,27 @@ def check_rows(table):
         for name in ["text", "finish_reason", "ttft_ms", "decode_ms", "total_ms", "started_at"]:
             assert (row[name] is not None) == ok, row
         assert row["finish_reason"] in (None, "stop", "length"), row
+        check_heard(row)
+        check_score(row, ok)
     return rows
+
+
+def check_heard(row):
+    heard = row["audio_seconds"] is not None
+    assert (row["segments"] is not None) == heard and (heard or row["audio_tokens"] == 0 and row["language"] is None), row
+    assert row["notes"] is None or row["notes"], row
+    for segment in row["segments"] or []:
+        assert 0 <= segment["start"] <= segment["end"] and segment["text"], row
+        assert 0 <= segment["no_speech_prob"] <= 1 and segment["temperature"] >= 0, row
+
+
+def check_score(row, ok):
+    rates = [("wer", "word_errors", "reference_words"), ("cer", "character_errors", "reference_characters")]
+    scored = row["word_errors"] is not None
+    assert not scored or ok and row["reference"] is not None, row
+    for rate, errors, length in rates:
+        assert (row[errors] is not None) == (row[length] is not None) == scored, row
+        assert row[rate] == (row[errors] / row[length] if row[length] else None), row
 
 
 def check_failed(folder, rows):
@@ -134,6 +170,16 @@ def main():
     for ours, theirs in zip(rows, duck):
         for name in names:
             assert same(ours[name], theirs[name]), f"row {ours['row']}, {name}: pyarrow {ours[name]!r}, DuckDB {theirs[name]!r}"
+    # Nested values by SQL, as a user asks for them.
+    segments = connection.sql(f"""
+        SELECT row, unnest(segments, recursive := true) FROM read_parquet('{folder}/part-*.parquet') ORDER BY row
+    """).fetchall()
+    expected = [(row["row"], *segment.values()) for row in rows for segment in row["segments"] or []]
+    assert sorted(segments) == sorted(expected), "DuckDB sees other segments"
+    names = ["word_errors", "reference_words", "character_errors", "reference_characters"]
+    sums = ", ".join(f"coalesce(sum({name}), 0)" for name in names)
+    totals = connection.sql(f"SELECT {sums} FROM read_parquet('{folder}/part-*.parquet')").fetchall()[0]
+    assert totals == tuple(sum(row[name] or 0 for row in rows) for name in names), totals
     print(f"{len(rows)} rows in {len(parts)} parts, {failed} failed: pyarrow and DuckDB agree")
 
 

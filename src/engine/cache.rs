@@ -57,11 +57,6 @@ impl Step {
         Self { chunks, decode: (!rows.is_empty()).then(|| DecodeRows::new(rows)), positions, reaches }
     }
 
-    /// Tokens of the pass, N.
-    pub fn tokens(&self) -> i32 {
-        self.reaches.len() as i32
-    }
-
     pub fn positions(&self) -> &Array {
         &self.positions
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, SpeechScore};
 use crate::schedule::{
     Admission, Decode, FinishReason, IN_FLIGHT_MAX, Limits, Plan, Prefill, Price, Release, Request, Sampled, SequenceId,
 };
@@ -53,6 +53,7 @@ impl FakeModel {
                 slot_tokens_step: 256,
                 prefill_bytes_per_token: 0,
                 prefill_bytes_per_pair: 0,
+                encode_bytes: 0,
             },
             context_length: 8192,
             alphabet: b"etaoinshrdlucmfwypvbgkqjxz eao tin ".iter().map(|&byte| u32::from(byte)).collect(),
@@ -73,7 +74,7 @@ impl FakeModel {
 
     /// What a row gives, told from its request alone: the oracle for every schedule.
     pub fn completion(&self, request: &Request) -> (Vec<u32>, FinishReason) {
-        let mut history = request.prompt.iter().fold(History::new(request.seed), |history, &token| history.with(token));
+        let mut history = request.prompt.iter().fold(History::of(request), |history, &token| history.with(token));
         let mut tokens = Vec::new();
         loop {
             let token = self.sample(history);
@@ -95,8 +96,10 @@ impl FakeModel {
 struct History(u64);
 
 impl History {
-    fn new(seed: u64) -> Self {
-        Self(seed)
+    /// Before a row's prompt: its seed, and some of what is heard.
+    fn of(request: &Request) -> Self {
+        let heard = request.window.iter().flat_map(|window| window.features.values.iter().step_by(97));
+        heard.fold(Self(request.seed), |history, value| history.with(value.to_bits()))
     }
 
     fn with(self, token: u32) -> Self {
@@ -277,7 +280,7 @@ impl FakeEngine {
         *place = Some(Slot {
             request: Arc::clone(request),
             filled: 0,
-            history: History::new(request.seed),
+            history: History::of(request),
             token: 0,
             collected: 0,
             in_flight: 0,
@@ -431,6 +434,11 @@ impl Engine for FakeEngine {
             sampled
         });
         Ok(collected.collect())
+    }
+
+    fn speech(&self, sequence: SequenceId) -> Option<SpeechScore> {
+        let mut rows = self.slots.iter().flatten();
+        rows.any(|row| row.request.sequence == sequence && row.request.window.is_some()).then(SpeechScore::default)
     }
 }
 

@@ -11,17 +11,18 @@ use mlx_rs::{Array, Dtype, memory, ops, transforms};
 use serde_json::Value;
 
 use super::{
-    Engine, EngineError, WeightError,
+    Engine, EngineError, SpeechScore, WeightError,
     cache::{Cache, Chunk, Step},
     ffi,
     models::{self, Model},
     reason,
     sample::{self, SampleRow},
+    speech::{self, SpeechRow},
     weights::{Loader, Policy},
 };
 use crate::{
     job,
-    schedule::{Plan, Price, Request, Sampled, SequenceId},
+    schedule::{Admission, Plan, Price, Request, Sampled, SequenceId},
 };
 
 /// Slots grow in steps of this many tokens: each step of growth copies the cache once.
@@ -29,6 +30,9 @@ const SLOT_TOKENS_STEP: u32 = 64;
 
 /// MLX's own cache of freed buffers is emptied every so many steps, so that a long run does not hold on to shapes it has left.
 const CLEAR_CACHE_STEPS: u64 = 1024;
+
+/// Windows of recordings encoded at once: on a GPU one alone does not fill it, on the CPU more would only take more memory.
+const WINDOWS_AT_ONCE_GPU: usize = 8;
 
 /// Which device and number format a model runs with.
 #[derive(Debug, Clone, Copy)]
@@ -67,13 +71,23 @@ struct Sequence {
     request: Arc<Request>,
     /// Tokens collected so far.
     tokens: Vec<u32>,
+    speech: SpeechScore,
 }
 
 struct Launched {
     /// Evaluated asynchronously; none where no row sampled.
-    tokens: Option<Array>,
-    /// Who they belong to: for each token of the contract's order its place in `tokens`.
+    chosen: Option<Chosen>,
+    /// Who they belong to: for each token of the contract's order its place in `chosen`.
     order: Vec<(SequenceId, usize)>,
+    /// Rows whose start of transcript was computed, and for each the probability that nobody speaks.
+    no_speech: Option<(Vec<SequenceId>, Array)>,
+}
+
+/// What a step sampled, (rows) each.
+struct Chosen {
+    tokens: Array,
+    /// Of a speech model.
+    logprobs: Option<Array>,
 }
 
 impl MlxEngine {
@@ -104,11 +118,17 @@ impl MlxEngine {
     fn with_model(model: Box<dyn Model>, on_gpu: bool) -> Result<Self, EngineError> {
         // Keys come out of the model in the format that its embedding starts with.
         let mut probe = Cache::new(model.cache_layout(), Dtype::Float32, 1)?;
+        if let Some(encoder) = model.encoder() {
+            probe = probe.with_cross(encoder.cross_layout())?;
+        }
         probe.resize(1, 1)?;
         let step = Step::new(vec![Chunk { slot: 0, start: 0, length: 1, prompt_tokens: 1 }], &[]);
         let cache_dtype = model.forward(&Array::from_slice(&[0i32], &[1]), &step, &mut probe)?.dtype();
         let key_step = if on_gpu { SLOT_TOKENS_STEP as i32 } else { 1 };
-        let cache = Cache::new(model.cache_layout(), cache_dtype, key_step)?;
+        let mut cache = Cache::new(model.cache_layout(), cache_dtype, key_step)?;
+        if let Some(encoder) = model.encoder() {
+            cache = cache.with_cross(encoder.cross_layout())?;
+        }
         Ok(Self {
             model,
             cache,
@@ -139,7 +159,7 @@ impl MlxEngine {
         }
         for admission in &plan.admitted {
             let request = admission.request.clone();
-            self.sequences.insert(request.sequence, Sequence { request, tokens: Vec::new() });
+            self.sequences.insert(request.sequence, Sequence { request, tokens: Vec::new(), speech: SpeechScore::default() });
         }
         if self.cache.layout() != (plan.slots as i32, plan.slot_tokens as i32) {
             self.wait()?;
@@ -151,6 +171,10 @@ impl MlxEngine {
                 if kept == 0 { newest } else { ffi::slice_update(&newest, &ffi::slice(&self.newest, &[0], &[kept])?, &[0])? };
         }
         self.cache.begin_step();
+        self.encode(&plan.admitted).map_err(|error| match error {
+            EngineError::Plan { reason, .. } => impossible(reason),
+            other => other,
+        })?;
 
         // All the step's tokens go through the model in one pass: prompt chunks first, then one token of each decoding row.
         let mut prompt_tokens = Vec::new();
@@ -158,6 +182,8 @@ impl MlxEngine {
         let mut sampled = Vec::new();
         let mut slots = Vec::new();
         let mut outputs = Vec::new();
+        // Where rows start their transcripts, among the step's tokens.
+        let mut starts = Vec::new();
         for prefill in &plan.prefill {
             let sequence = self
                 .sequences
@@ -173,6 +199,13 @@ impl MlxEngine {
                 length: prefill.length as i32,
                 prompt_tokens: prompt.len() as i32,
             });
+            if let Some(window) = &sequence.request.window
+                && window.rules.no_speech.is_some()
+                && (prefill.start..prefill.start + prefill.length).contains(&window.start_of_transcript)
+            {
+                let first = prompt_tokens.len() as u32 - prefill.length;
+                starts.push((prefill.sequence, (first + window.start_of_transcript - prefill.start) as i32));
+            }
             if prefill.last {
                 outputs.push(prompt_tokens.len() as i32 - 1);
                 slots.push(prefill.slot as i32);
@@ -198,33 +231,95 @@ impl MlxEngine {
         sampled.extend(rows.iter().map(|row| (row.sequence, Some(row.position))));
 
         let hidden = self.model.forward(&tokens, &step, &mut self.cache)?;
-        let mut tokens = None;
+        let mut chosen = None;
         if !outputs.is_empty() {
             let count = outputs.len() as i32;
-            let hidden =
-                if count == step.tokens() { hidden } else { hidden.take_axis(Array::from_slice(&outputs, &[count]), 0)? };
-            let chosen = self.sample(&self.model.logits(&hidden)?, &sampled, &slots).map_err(|error| match error {
+            let hidden = self.rows_of(&hidden, &outputs)?;
+            let of_rows = self.sample(&self.model.logits(&hidden)?, &sampled, &slots).map_err(|error| match error {
                 EngineError::Plan { reason, .. } => impossible(reason),
                 other => other,
             })?;
-            let updates = chosen.reshape(&[count, 1])?;
+            let updates = of_rows.tokens.reshape(&[count, 1])?;
             self.newest = ffi::scatter(&self.newest, &[&Array::from_slice(&slots, &[count])], &updates, &[0])?;
-            tokens = Some(chosen);
+            chosen = Some(of_rows);
+        }
+        let mut no_speech = None;
+        if let Some(token) = starts.first().and_then(|(id, _)| self.sequences.get(id)?.request.window.as_ref()?.rules.no_speech) {
+            let (rows, places): (Vec<SequenceId>, Vec<i32>) = starts.into_iter().unzip();
+            let logits = self.model.logits(&self.rows_of(&hidden, &places)?)?;
+            no_speech = Some((rows, speech::probability(&logits, token)?));
         }
         if !self.on_gpu {
             // On the CPU a step's tasks hold its buffers until they have run; handing over the next step before that would make
             // every cache write a copy. The graph is built meanwhile all the same.
             self.wait()?;
         }
-        transforms::async_eval(self.cache.arrays().chain([&self.newest]).chain(&tokens))?;
+        let of_chosen = chosen.iter().flat_map(|chosen| [Some(&chosen.tokens), chosen.logprobs.as_ref()]).flatten();
+        let of_starts = no_speech.iter().map(|(_, probability)| probability);
+        transforms::async_eval(self.cache.arrays().chain([&self.newest]).chain(of_chosen).chain(of_starts))?;
 
         let place: HashMap<SequenceId, usize> = sampled.iter().enumerate().map(|(place, row)| (row.0, place)).collect();
         let contract = plan.prefill.iter().filter(|prefill| prefill.last).map(|prefill| prefill.sequence);
         let order = contract.chain(plan.decode.iter().map(|decode| decode.sequence)).map(|id| (id, place[&id])).collect();
-        Ok(Launched { tokens, order })
+        Ok(Launched { chosen, order, no_speech })
     }
 
-    fn sample(&self, logits: &Array, sampled: &[(SequenceId, Option<u32>)], slots: &[i32]) -> Result<Array, EngineError> {
+    /// The hidden states at `places`, all of them where those are all.
+    fn rows_of(&self, hidden: &Array, places: &[i32]) -> Result<Array, EngineError> {
+        let all = places.len() as i32 == hidden.dim(0);
+        Ok(if all { hidden.clone() } else { hidden.take_axis(Array::from_slice(places, &[places.len() as i32]), 0)? })
+    }
+
+    /// Encodes what the admitted rows hear, and keeps what the decoder looks up in it in their slots.
+    fn encode(&mut self, admitted: &[Admission]) -> Result<(), EngineError> {
+        let impossible = |reason: &str| EngineError::Plan { step: 0, reason: reason.to_owned() };
+        let Some(encoder) = self.model.encoder() else {
+            return match admitted.iter().find(|admission| admission.request.window.is_some()) {
+                Some(_) => Err(impossible("a row has a recording, and the model hears nothing")),
+                None => Ok(()),
+            };
+        };
+        if admitted.is_empty() {
+            return Ok(());
+        }
+        if !self.on_gpu {
+            // The cache is written below, and a step that still runs holds its buffers.
+            self.wait()?;
+        }
+        let (frames, bins) = encoder.input();
+        let layers = encoder.cross_layout().layers;
+        for group in admitted.chunks(if self.on_gpu { WINDOWS_AT_ONCE_GPU } else { 1 }) {
+            let mut values = Vec::with_capacity(group.len() * (frames * bins) as usize);
+            for admission in group {
+                let window = admission.request.window.as_ref();
+                let features = &window.ok_or_else(|| impossible("a row of a speech model has no recording"))?.features;
+                if (features.frames, features.bins) != (frames as usize, bins as usize) {
+                    let reason = format!("features of {} × {}, the model takes {frames} × {bins}", features.frames, features.bins);
+                    return Err(impossible(&reason));
+                }
+                values.extend_from_slice(&features.values);
+            }
+            let features = Array::from_slice(&values, &[group.len() as i32, frames, bins]);
+            let encoded = encoder.encode(&features)?;
+            for layer in 0..layers {
+                let (keys, values) = encoder.cross(layer, &encoded)?;
+                for (row, admission) in group.iter().enumerate() {
+                    self.cache.store_cross(layer, admission.slot as i32, &row_of(&keys, row)?, &row_of(&values, row)?)?;
+                }
+            }
+            if self.on_gpu {
+                transforms::async_eval(self.cache.arrays())?;
+            } else {
+                transforms::eval(self.cache.arrays())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(&self, logits: &Array, sampled: &[(SequenceId, Option<u32>)], slots: &[i32]) -> Result<Chosen, EngineError> {
+        if self.model.encoder().is_some() {
+            return self.choose(logits, sampled, slots);
+        }
         let mut contexts = Vec::with_capacity(sampled.len());
         for (id, position) in sampled {
             let sequence = self
@@ -255,13 +350,38 @@ impl MlxEngine {
                 newest: missing.then_some(slot),
             })
             .collect();
-        sample::sample(logits, &rows, Some(&self.newest))
+        Ok(Chosen { tokens: sample::sample(logits, &rows, Some(&self.newest))?, logprobs: None })
+    }
+
+    /// [`MlxEngine::sample`] for a speech model.
+    fn choose(&self, logits: &Array, sampled: &[(SequenceId, Option<u32>)], slots: &[i32]) -> Result<Chosen, EngineError> {
+        let mut rows = Vec::with_capacity(sampled.len());
+        for ((id, position), &slot) in sampled.iter().zip(slots) {
+            let sequence = self.sequences.get(id);
+            let Some((sequence, window)) = sequence.and_then(|sequence| Some((sequence, sequence.request.window.as_deref()?)))
+            else {
+                return Err(EngineError::Plan { step: 0, reason: format!("{id:?} is to be sampled and has no recording") });
+            };
+            let request = &sequence.request;
+            let index = position.map_or(0, |position| position + 1 - request.prompt.len() as u32);
+            let known = &sequence.tokens[..sequence.tokens.len().min(index as usize)];
+            rows.push(SpeechRow {
+                window,
+                temperature: request.generation.temperature,
+                seed: request.seed,
+                index,
+                known,
+                newest: (index as usize > known.len()).then_some(slot),
+            });
+        }
+        let speech::Chosen { tokens, logprobs } = speech::choose(logits, &rows, &self.newest)?;
+        Ok(Chosen { tokens, logprobs: Some(logprobs) })
     }
 
     /// Waits for what was launched last.
     fn wait(&self) -> Result<(), EngineError> {
-        if let Some(Launched { tokens: Some(tokens), .. }) = self.launched.back() {
-            tokens.eval()?;
+        if let Some(Launched { chosen: Some(chosen), .. }) = self.launched.back() {
+            chosen.tokens.eval()?;
         }
         Ok(())
     }
@@ -279,7 +399,12 @@ impl Engine for MlxEngine {
             prefill_bytes_per_token: self.model.activation_bytes_per_token(bytes),
             // Scores and their softmax.
             prefill_bytes_per_pair: u64::from(self.model.attention_heads()) * 4 * 2,
+            encode_bytes: 0,
         };
+        if let Some(encoder) = self.model.encoder() {
+            price.fixed_bytes_per_slot += encoder.cross_layout().bytes_per_slot(bytes);
+            price.encode_bytes = encoder.encode_bytes(if self.on_gpu { WINDOWS_AT_ONCE_GPU as u64 } else { 1 }, bytes);
+        }
         for layout in self.model.cache_layout() {
             let per_token = 2 * bytes * (layout.kv_heads * layout.head_dim) as u64;
             match layout.window {
@@ -308,17 +433,47 @@ impl Engine for MlxEngine {
 
     fn collect(&mut self) -> Result<Vec<Sampled>, EngineError> {
         let Some(launched) = self.launched.pop_front() else { return Ok(Vec::new()) };
-        let Some(tokens) = launched.tokens else { return Ok(Vec::new()) };
-        tokens.eval()?;
-        let tokens = tokens.try_as_slice::<i32>().map_err(|error| EngineError::Mlx(reason(&error)))?;
+        if let Some((rows, probabilities)) = launched.no_speech {
+            for (row, probability) in rows.into_iter().zip(on_host::<f32>(&probabilities)?) {
+                if let Some(own) = self.sequences.get_mut(&row) {
+                    own.speech.no_speech_prob = *probability;
+                }
+            }
+        }
+        let Some(Chosen { tokens, logprobs }) = launched.chosen else { return Ok(Vec::new()) };
+        let tokens = on_host::<i32>(&tokens)?;
+        let logprobs = logprobs.as_ref().map(on_host::<f32>).transpose()?;
         let mut sampled = Vec::with_capacity(launched.order.len());
         for (sequence, place) in launched.order {
             let token = tokens[place] as u32;
             if let Some(own) = self.sequences.get_mut(&sequence) {
                 own.tokens.push(token);
+                own.speech.sum_logprob += logprobs.map_or(0.0, |logprobs| logprobs[place]);
             }
             sampled.push(Sampled { sequence, token, stop_string: false });
         }
         Ok(sampled)
     }
+
+    fn speech(&self, sequence: SequenceId) -> Option<SpeechScore> {
+        let row = self.sequences.get(&sequence)?;
+        row.request.window.is_some().then_some(row.speech)
+    }
+}
+
+/// Row `row` of (B, …) as (1, …).
+fn row_of(array: &Array, row: usize) -> Result<Array, EngineError> {
+    if array.dim(0) == 1 {
+        return Ok(array.clone());
+    }
+    let mut start = vec![0; array.ndim()];
+    let mut end = array.shape().to_vec();
+    (start[0], end[0]) = (row as i32, row as i32 + 1);
+    ffi::slice(array, &start, &end)
+}
+
+/// Waits for an array's numbers.
+fn on_host<T: mlx_rs::ArrayElement>(array: &Array) -> Result<&[T], EngineError> {
+    array.eval()?;
+    array.try_as_slice::<T>().map_err(|error| EngineError::Mlx(reason(&error)))
 }

@@ -7,6 +7,7 @@ mod host;
 mod mlx;
 mod models;
 mod sample;
+mod speech;
 mod weights;
 
 pub use ffi::mlx_version;
@@ -15,7 +16,7 @@ pub use weights::WeightError;
 
 use thiserror::Error;
 
-use crate::schedule::{Plan, Price, Sampled};
+use crate::schedule::{Plan, Price, Sampled, SequenceId};
 
 /// Runs a model. One thread owns it.
 pub trait Engine {
@@ -30,6 +31,19 @@ pub trait Engine {
 
     /// Waits for the oldest launched step: a token for each final prefill and each decode of its plan, in that order.
     fn collect(&mut self) -> Result<Vec<Sampled>, EngineError>;
+
+    /// What the model thought of a recording's window and of the tokens collected for it; none of a row that has no window, or that
+    /// a launched plan has released.
+    fn speech(&self, sequence: SequenceId) -> Option<SpeechScore>;
+}
+
+/// What a speech model thought of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SpeechScore {
+    /// Log-probabilities of the transcript's tokens, its end included, added up.
+    pub sum_logprob: f32,
+    /// Probability that nobody speaks in the window; 0 of a model that does not say.
+    pub no_speech_prob: f32,
 }
 
 /// What ends a run; a row's own failure is a failed row instead.

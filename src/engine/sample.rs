@@ -193,10 +193,16 @@ fn draw(logits: &Array, rows: &[&SampleRow<'_>], ordered: bool) -> Result<Array,
         None => logits.clone(),
     };
     let tempered = kept.divide(column(&|row| row.generation.temperature))?;
-    let cumulative = ops::softmax_axis(&tempered, -1, true)?.cumsum(-1, false, true)?;
-    let whole = ffi::slice(&cumulative, &[0, vocabulary - 1], &[rows.len() as i32, vocabulary])?;
-    let mark = whole.multiply(column(&|row| uniform(row.seed, row.index)))?;
-    let token = cumulative.le(mark)?.sum_axis(-1, false)?.as_dtype(Dtype::Int32)?;
+    look_up(&tempered, &column(&|row| uniform(row.seed, row.index)))
+}
+
+/// (rows, vocabulary) logits, (rows, 1) uniform numbers -> (rows) int32: the token at which each row's cumulative probability
+/// passes its number.
+pub fn look_up(logits: &Array, uniform: &Array) -> Result<Array, EngineError> {
+    let vocabulary = logits.dim(1);
+    let cumulative = ops::softmax_axis(logits, -1, true)?.cumsum(-1, false, true)?;
+    let whole = ffi::slice(&cumulative, &[0, vocabulary - 1], &[logits.dim(0), vocabulary])?;
+    let token = cumulative.le(whole.multiply(uniform)?)?.sum_axis(-1, false)?.as_dtype(Dtype::Int32)?;
     Ok(ops::minimum(token, Array::from_int(vocabulary - 1))?)
 }
 

@@ -8,8 +8,8 @@ use super::error::{PROBLEMS_MAX, Place, Problem};
 use super::value::{Entry, Node, Origin, Value, entries, shortened};
 
 /// Tables that hold settings; the other tables are values.
-pub(super) const SECTIONS: [&str; 9] =
-    ["job", "model", "input", "input.columns", "prompt", "generation", "batching", "audio", "results"];
+pub(super) const SECTIONS: [&str; 10] =
+    ["job", "model", "input", "input.columns", "prompt", "generation", "batching", "audio", "transcription", "results"];
 
 /// Parts of a `--set` key, `generation.logit_bias.123`.
 const KEY_PARTS_MAX: usize = 4;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
-use super::{Columns, Device, Dtype, Generation, Job, KvBudget, Order, Prompt, Results};
+use super::speech::{CHANNELS, LONG, TASKS};
+use super::{Audio, Columns, Device, Dtype, Generation, Job, KvBudget, Order, Prompt, Results, Transcription};
 
 impl Job {
     /// The whole job as TOML, defaults included and paths resolved: [`Job::read`] gives the same job from it, wherever it lies.
@@ -32,6 +33,8 @@ impl Job {
         toml.table("input.columns");
         toml.text("id", &self.input.columns.id);
         toml.content_columns(&self.input.columns);
+        toml.text("audio", &self.input.columns.audio);
+        toml.text("language", &self.input.columns.language);
 
         toml.table("prompt");
         toml.prompt(&self.prompt);
@@ -46,6 +49,11 @@ impl Job {
         toml.value("prompt_concurrency", self.batching.prompt_concurrency);
         toml.text("order", self.batching.order.name());
 
+        toml.table("audio");
+        toml.audio(&self.audio);
+        toml.table("transcription");
+        toml.transcription(&self.transcription);
+
         toml.table("results");
         toml.row_results(&self.results);
         toml.value("rows_per_part", self.results.rows_per_part);
@@ -55,9 +63,11 @@ impl Job {
 
     /// The first 8 bytes, little-endian, of the blake3 hash of the settings that change what a row's results hold.
     ///
-    /// These are the model's path and dtype, the columns that are read, the prompt, the generation, and which columns are kept. Not
-    /// among them: the manifest (each row has the hash of its own input), the output, the device, and how rows are batched and
-    /// written.
+    /// These are the model's path and dtype, the columns that are read, the prompt, the generation, what is done with recordings,
+    /// and which columns are kept. Not among them: the manifest (each row has the hash of its own input), the output, the device,
+    /// and how rows are batched and written.
+    ///
+    /// What is said of recordings counts where it is not the default, so that results from before recordings were read still go on.
     pub fn settings_hash(&self) -> u64 {
         let mut toml = Toml("mlxbatch settings 1\n".to_owned());
         toml.text("model", &self.model.path);
@@ -67,6 +77,20 @@ impl Job {
         toml.prompt(&self.prompt);
         toml.generation(&self.generation);
         toml.row_results(&self.results);
+        let Columns { audio, language, .. } = &self.input.columns;
+        for (role, name) in [("audio", audio), ("language", language)] {
+            if name != role {
+                toml.text(&format!("columns.{role}"), name);
+            }
+        }
+        if self.audio != Audio::default() {
+            toml.table("audio");
+            toml.audio(&self.audio);
+        }
+        if self.transcription != Transcription::default() {
+            toml.table("transcription");
+            toml.transcription(&self.transcription);
+        }
         let [a, b, c, d, e, f, g, h, ..] = *blake3::hash(toml.0.as_bytes()).as_bytes();
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
@@ -153,10 +177,61 @@ impl Toml {
         self.value("seed", seed);
     }
 
+    fn audio(&mut self, audio: &Audio) {
+        let Audio { long, channels } = audio;
+        self.text("long", word(&LONG, long));
+        self.text("channels", word(&CHANNELS, channels));
+    }
+
+    fn transcription(&mut self, transcription: &Transcription) {
+        let Transcription {
+            task,
+            language,
+            timestamps,
+            initial_prompt,
+            temperatures,
+            compression_ratio_threshold,
+            logprob_threshold,
+            no_speech_threshold,
+            suppress_tokens,
+            suppress_blank,
+            max_initial_timestamp,
+        } = transcription;
+        self.text("task", word(&TASKS, task));
+        if let Some(language) = language {
+            self.text("language", language);
+        }
+        self.value("timestamps", timestamps);
+        if let Some(prompt) = initial_prompt {
+            self.text("initial_prompt", prompt);
+        }
+        let temperatures: Vec<String> = temperatures.iter().map(|temperature| format!("{temperature:?}")).collect();
+        self.value("temperatures", format_args!("[{}]", temperatures.join(", ")));
+        self.threshold("compression_ratio_threshold", *compression_ratio_threshold);
+        self.threshold("logprob_threshold", *logprob_threshold);
+        self.threshold("no_speech_threshold", *no_speech_threshold);
+        let tokens: Vec<String> = suppress_tokens.iter().map(i64::to_string).collect();
+        self.value("suppress_tokens", format_args!("[{}]", tokens.join(", ")));
+        self.value("suppress_blank", suppress_blank);
+        self.number("max_initial_timestamp", *max_initial_timestamp);
+    }
+
+    fn threshold(&mut self, key: &str, threshold: Option<f32>) {
+        match threshold {
+            Some(threshold) => self.number(key, threshold),
+            None => self.value(key, false),
+        }
+    }
+
     fn row_results(&mut self, results: &Results) {
         self.value("token_ids", results.token_ids);
         self.texts("keep_columns", &results.keep_columns);
     }
+}
+
+/// What a job file calls a choice.
+fn word<T: PartialEq>(words: &[(&'static str, T)], choice: &T) -> &'static str {
+    words.iter().find(|(_, other)| other == choice).map_or("", |(word, _)| word)
 }
 
 fn quoted(text: &str) -> String {

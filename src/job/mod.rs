@@ -2,7 +2,8 @@
 //!
 //! A file becomes a job in this order: `document` parses TOML and puts `--set` into it, `reader` takes keys out one by one and
 //! gathers every problem, `read` says which keys there are, `error` shows what was wrong. `generation` alone knows the keys of
-//! `[generation]`, for the file as for a row's columns (`overrides`). `effective` writes a job back.
+//! `[generation]`, for the file as for a row's columns (`overrides`), `speech` those of `[audio]` and `[transcription]`.
+//! `effective` writes a job back.
 
 mod document;
 mod effective;
@@ -11,6 +12,7 @@ mod generation;
 mod overrides;
 mod read;
 mod reader;
+mod speech;
 mod value;
 
 #[cfg(test)]
@@ -87,6 +89,14 @@ pub struct Columns {
     pub audio: String,
     /// Default `language`.
     pub language: String,
+}
+
+impl Default for Columns {
+    fn default() -> Self {
+        let [id, prompt, messages, reference, audio, language] =
+            ["id", "prompt", "messages", "reference", "audio", "language"].map(str::to_owned);
+        Self { id, prompt, messages, reference, audio, language }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]

@@ -11,9 +11,7 @@ use super::error::{FILE_BYTES_MAX, JobError, Place, Problem};
 use super::generation::{KEYS, KEYS_LATER};
 use super::reader::{Reader, Section};
 use super::value::{Fault, Node, Value, quoted};
-use super::{
-    Audio, Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results, Transcription,
-};
+use super::{Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results, speech};
 
 const MANIFESTS_MAX: usize = 10_000;
 const KEEP_COLUMNS_MAX: usize = 1000;
@@ -76,7 +74,8 @@ fn job(reader: &mut Reader, path: &Path, folder: &Folder) -> Option<Job> {
     let prompt = prompt(reader, &mut root);
     let generation = generation(reader, &mut root);
     let batching = batching(reader, &mut root);
-    reader.later(&mut root, "audio", "remove the table");
+    let audio = speech::audio(reader, &mut root);
+    let transcription = speech::transcription(reader, &mut root);
     let results = results(reader, &mut root);
     reader.finish(root);
     Some(Job {
@@ -88,8 +87,8 @@ fn job(reader: &mut Reader, path: &Path, folder: &Folder) -> Option<Job> {
         prompt,
         generation,
         batching,
-        audio: Audio::default(),
-        transcription: Transcription::default(),
+        audio,
+        transcription,
         results,
     })
 }
@@ -187,9 +186,9 @@ fn manifests(node: &Node, folder: &Folder) -> Result<Vec<String>, Fault> {
     }
     let manifest = |node: &Node| {
         let written = folder.path_as_written(node, expected)?;
-        let later = [".parquet", ".tar", ".tar.gz"].into_iter().find(|extension| written.to_lowercase().ends_with(extension));
+        let later = [".tar", ".tar.gz"].into_iter().find(|extension| written.to_lowercase().ends_with(extension));
         if let Some(extension) = later {
-            return Err(node.fault(format!("JSONL, CSV or TSV files ({extension} is not yet supported)")));
+            return Err(node.fault(format!("JSONL, CSV, TSV or Parquet files ({extension} is not yet supported)")));
         }
         Ok(if is_glob(&written) && !folder.has(&written) { folder.resolve_glob(&written) } else { folder.resolve(&written) })
     };
@@ -198,24 +197,31 @@ fn manifests(node: &Node, folder: &Folder) -> Result<Vec<String>, Fault> {
 
 fn columns(reader: &mut Reader, input: &mut Section) -> Columns {
     let mut section = reader.section(input, "columns");
-    let roles = ["id", "prompt", "messages", "reference"];
+    let roles = ["id", "prompt", "messages", "reference", "audio", "language"];
     let origins = roles.map(|role| section.key_origin(role));
     let names = roles.map(|role| {
         let name = reader.optional(&mut section, role, |node| node.name("the name of a column"));
         name.unwrap_or_else(|| role.to_owned())
     });
-    let [id, prompt, messages, reference] = names;
+    let [id, prompt, messages, reference, audio, language] = names;
     if prompt == messages {
         let given = if origins[2].is_some() { origins[2] } else { origins[1] };
         let message = format!("`input.columns.prompt` and `input.columns.messages` are both the column {}", quoted(&prompt));
         let help = "a column holds either a prompt as text or a conversation; leave the other one out".to_owned();
         reader.report(given, Some("input.columns.messages"), message, Some(help));
     }
-    for media in ["audio", "image", "video"] {
-        reader.later(&mut section, media, "only text goes into a prompt now");
+    let texts = [(1, &prompt), (2, &messages), (3, &reference), (5, &language)];
+    if let Some((role, _)) = texts.into_iter().find(|(_, name)| **name == audio) {
+        let given = if origins[4].is_some() { origins[4] } else { origins[role] };
+        let message = format!("`input.columns.audio` and `input.columns.{}` are both the column {}", roles[role], quoted(&audio));
+        let help = "a column holds either a recording or text; leave one of the two out, or rename it".to_owned();
+        reader.report(given, Some("input.columns.audio"), message, Some(help));
+    }
+    for media in ["image", "video"] {
+        reader.later(&mut section, media, "only text and recordings are read now");
     }
     reader.finish(section);
-    Columns { id, prompt, messages, reference, audio: "audio".to_owned(), language: "language".to_owned() }
+    Columns { id, prompt, messages, reference, audio, language }
 }
 
 fn prompt(reader: &mut Reader, root: &mut Section) -> Prompt {

@@ -180,7 +180,7 @@ fn in_order(mut problems: Vec<(Origin, Problem)>) -> (Vec<Problem>, usize) {
 }
 
 /// What other programs call our keys.
-const ALIASES: [(&str, &str); 19] = [
+const ALIASES: [(&str, &str); 21] = [
     ("max_new_tokens", "generation.max_tokens"),
     ("max_completion_tokens", "generation.max_tokens"),
     ("max_length", "generation.max_tokens"),
@@ -200,6 +200,8 @@ const ALIASES: [(&str, &str); 19] = [
     ("enable_thinking", "prompt.thinking"),
     ("lora", "model.adapter"),
     ("output_dir", "job.output"),
+    ("without_timestamps", "transcription.timestamps"),
+    ("lang", "transcription.language"),
 ];
 
 /// The word that `given` is a slip of the keyboard away from.

@@ -2,7 +2,8 @@
 //!
 //! A row is first framed: [`scan`] finds whether a line ends its row, in the reader's own thread. [`Header::columns_of`] then
 //! splits the row, on any thread. Both read as the csv crate does (the tests hold them against it) but for one thing: text after a
-//! closing quote is a fault, because it nearly always means that a quote inside the field was not doubled.
+//! closing quote is a fault, because it nearly always means that a quote inside the field was not doubled. In the tables of some
+//! speech corpora quotes are text.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -12,6 +13,7 @@ use memchr::memchr;
 use serde_json::{Map, Value};
 
 use super::ManifestError;
+use super::corpus::Corpus;
 use super::raw::{Unreadable, shorten, utf8};
 
 pub(super) const COLUMNS_MAX: usize = 10_000;
@@ -63,15 +65,17 @@ pub(super) fn scan(line: &[u8], mut quoted: bool, delimiter: u8) -> Scan {
 pub(super) struct Header {
     pub columns: Vec<String>,
     delimiter: u8,
+    /// A corpus' table, whose quotes are text.
+    pub corpus: Option<Corpus>,
 }
 
 impl Header {
     /// Reads a framed header row.
-    pub fn new(path: &Path, row: &[u8], delimiter: u8) -> Result<Self, ManifestError> {
+    pub fn new(path: &Path, row: &[u8], delimiter: u8, corpus: Option<Corpus>) -> Result<Self, ManifestError> {
         let fault = |reason: String| Err(ManifestError::header(path, reason));
         let Ok(row) = utf8(row) else { return fault("it is not UTF-8; re-save the file as UTF-8".into()) };
-        let fields = Fields { rest: Some(row), delimiter }.take(COLUMNS_MAX + 1);
-        let header = Self { columns: fields.map(|field| field.trim().to_owned()).collect(), delimiter };
+        let fields = Fields { rest: Some(row), delimiter, quotes: corpus.is_none() }.take(COLUMNS_MAX + 1);
+        let header = Self { columns: fields.map(|field| field.trim().to_owned()).collect(), delimiter, corpus };
         if header.columns.len() > COLUMNS_MAX {
             return fault(format!("it has more than {COLUMNS_MAX} columns; keep those that the prompt needs"));
         }
@@ -99,18 +103,30 @@ impl Header {
         Ok(header)
     }
 
+    /// Of a corpus whose table has none.
+    pub fn absent(corpus: Corpus) -> Option<Self> {
+        let columns = corpus.columns()?.iter().map(|&column| column.to_owned()).collect();
+        Some(Self { columns, delimiter: corpus.delimiter(), corpus: Some(corpus) })
+    }
+
     /// Splits a framed row.
     pub fn columns_of(&self, row: &[u8]) -> Result<Map<String, Value>, Unreadable> {
         let row = utf8(row)?;
         if let Some(at) = memchr(0, row.as_bytes()) {
             return Err(Unreadable::new(format!("byte {} is NUL; the file is damaged or not text, write it again", at + 1)));
         }
-        let mut fields = Fields { rest: Some(row), delimiter: self.delimiter };
+        let mut fields = Fields { rest: Some(row), delimiter: self.delimiter, quotes: self.corpus.is_none() };
         let columns: Map<String, Value> =
             self.columns.iter().zip(&mut fields).map(|(name, field)| (name.clone(), Value::String(field.into_owned()))).collect();
         let (wanted, found) = (self.columns.len(), columns.len());
-        if found == wanted && fields.rest.is_none() {
+        let without_last = self.corpus.is_some_and(|corpus| corpus.columns().is_some()) && found + 1 == wanted;
+        if (found == wanted || without_last) && fields.rest.is_none() {
             return Ok(columns);
+        }
+        if self.corpus.is_some() {
+            let delimiter = char::from(self.delimiter);
+            let error = format!("the row has not the {wanted} fields of its table, separated by {delimiter:?}; correct the line");
+            return Err(Unreadable { error, columns });
         }
         let found = if found == wanted { format!("more than {wanted} fields") } else { format!("{found} of {wanted} fields") };
         let error =
@@ -124,6 +140,8 @@ struct Fields<'a> {
     /// From the next field on; none after the last.
     rest: Option<&'a str>,
     delimiter: u8,
+    /// Whether a field may be quoted.
+    quotes: bool,
 }
 
 impl<'a> Iterator for Fields<'a> {
@@ -131,7 +149,7 @@ impl<'a> Iterator for Fields<'a> {
 
     fn next(&mut self) -> Option<Cow<'a, str>> {
         let row = self.rest?;
-        let (field, end) = match row.strip_prefix('"') {
+        let (field, end) = match row.strip_prefix('"').filter(|_| self.quotes) {
             None => {
                 let end = memchr(self.delimiter, row.as_bytes()).unwrap_or(row.len());
                 (Cow::Borrowed(&row[..end]), end)
@@ -160,7 +178,7 @@ mod tests {
     use super::*;
 
     fn header(row: &str, delimiter: u8) -> Result<Header, String> {
-        Header::new(Path::new("rows.csv"), row.as_bytes(), delimiter).map_err(|error| error.to_string())
+        Header::new(Path::new("rows.csv"), row.as_bytes(), delimiter, None).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -201,7 +219,7 @@ mod tests {
             let error = header(row, b',').unwrap_err();
             assert!(error.contains(expected), "{row}\n  gave     {error}\n  expected {expected}");
         }
-        assert!(Header::new(Path::new("rows.csv"), b"id,\xff", b',').unwrap_err().to_string().contains("not UTF-8"));
+        assert!(Header::new(Path::new("rows.csv"), b"id,\xff", b',', None).unwrap_err().to_string().contains("not UTF-8"));
         assert_eq!(header(" id ,\"pro\"\"mpt\"", b',').unwrap().columns, ["id", "pro\"mpt"]);
     }
 

@@ -32,12 +32,13 @@ pub(super) enum Format {
     Jsonl,
     Csv,
     Tsv,
+    Parquet,
 }
 
 impl Format {
     pub fn delimiter(self) -> Option<u8> {
         match self {
-            Self::Jsonl => None,
+            Self::Jsonl | Self::Parquet => None,
             Self::Csv => Some(b','),
             Self::Tsv => Some(b'\t'),
         }
@@ -49,14 +50,19 @@ impl Format {
             "jsonl" | "ndjson" | "json" => return Ok(Self::Jsonl),
             "csv" => return Ok(Self::Csv),
             "tsv" => return Ok(Self::Tsv),
-            "parquet" => "Parquet manifests are not yet supported; convert it to JSONL".into(),
+            "parquet" => return Ok(Self::Parquet),
             "tar" => "tar archives are not yet supported; unpack it and give the folder as `input.folder`".into(),
             "gz" | "zst" | "bz2" | "xz" | "zip" => "compressed files are not supported; decompress it first".into(),
             "xlsx" | "xls" | "ods" => "spreadsheets are not supported; save the sheet as CSV in UTF-8".into(),
             "txt" => "a text file is a row, not a manifest; give its folder as `input.folder`".into(),
-            "" => "it has no extension to tell its format by; name it .jsonl, .csv or .tsv".into(),
+            "" => "it has no extension to tell its format by; name it .jsonl, .csv, .tsv or .parquet".into(),
+            _ if super::recording::is_recording(path) => {
+                "a recording is a row, not a manifest; give its folder as `input.folder`".into()
+            }
             _ => {
-                format!("files named .{extension} are not supported; use .jsonl, .ndjson, .json, .csv or .tsv, or narrow the glob")
+                format!(
+                    "files named .{extension} are not supported; use .jsonl, .ndjson, .json, .csv, .tsv or .parquet, or narrow the glob"
+                )
             }
         };
         Err(ManifestError::format(path, reason))
@@ -64,6 +70,19 @@ impl Format {
 }
 
 impl ManifestFile {
+    /// Where a row stands, by a file's path or name and the number of a line or, of Parquet, of a row, from 1.
+    pub(super) fn place(&self, file: impl std::fmt::Display, number: u64) -> String {
+        match self.format {
+            Format::Parquet => format!("{file}:row {number}"),
+            _ => format!("{file}:{number}"),
+        }
+    }
+
+    /// The folder that paths in it are relative to.
+    pub(super) fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new(""))
+    }
+
     /// A regular file in a format that can be read.
     pub(super) fn new(path: PathBuf, index: u32) -> Result<Self, ManifestError> {
         let metadata = path.metadata().map_err(|error| ManifestError::read(&path, error))?;

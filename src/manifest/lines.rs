@@ -156,7 +156,7 @@ fn not_text(first: &[u8]) -> Option<String> {
         [0x1f, 0x8b, ..] => Some("it is compressed with gzip; decompress it first".into()),
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("it is compressed with zstd; decompress it first".into()),
         [b'P', b'K', 3, 4, ..] => Some("it is a zip archive; unpack it, or save the sheet as CSV in UTF-8".into()),
-        [b'P', b'A', b'R', b'1', ..] => Some("it is Parquet, which is not yet supported; convert it to JSONL".into()),
+        [b'P', b'A', b'R', b'1', ..] => Some("it is Parquet; name it .parquet".into()),
         _ => None,
     }
 }

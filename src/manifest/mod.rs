@@ -5,6 +5,8 @@
 //! pool parses them, and ids are compared in order afterwards. A row that cannot be used is a [`BadRow`] and the next one is read;
 //! only a [`ManifestError`] ends the manifest. What is read, and every message about it: docs/manifests.md.
 
+mod cell;
+mod corpus;
 mod delimited;
 mod error;
 mod files;
@@ -15,6 +17,9 @@ mod jsonl;
 mod lines;
 mod raw;
 mod reader;
+mod recording;
+mod records;
+mod transcripts;
 
 use std::iter::FusedIterator;
 use std::sync::Arc;
@@ -27,15 +32,18 @@ pub use error::ManifestError;
 pub use files::ManifestFile;
 pub use fingerprint::fingerprint;
 pub use ids::ID_BYTES_MAX;
+pub use recording::AUDIO_BYTES_MAX;
 
 use crate::{
     job::{Columns, Input},
     media::AudioSource,
 };
-use folder::FolderWalk;
+use files::Format;
+use folder::{FolderWalk, Wanted};
 use ids::{IdSet, Place};
 use raw::{Block, Rows};
 use reader::RowReader;
+use records::RecordReader;
 
 /// Bytes of one row at most, as it stands in its file.
 pub const ROW_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -52,7 +60,7 @@ pub struct Item {
     pub row: u64,
     /// From the id column, or derived from the source.
     pub id: String,
-    /// `file:line`, or the path of a file of its own.
+    /// `file:line`, `file:row N` of Parquet, or the path of a file of its own.
     pub source: String,
     /// The first 8 bytes of the blake3 hash of what the row was read from.
     pub input_hash: u64,
@@ -78,14 +86,14 @@ pub struct BadRow {
 /// Boxed, because few rows are bad.
 pub type RowResult = Result<Item, Box<BadRow>>;
 
-/// Finds and checks all files of an input: that each is there, can be read, is text in a known format with a usable header, and
+/// Finds and checks all files of an input: that each is there, can be read, is in a known format with a usable header, and
 /// that there is at least one row.
 pub fn open(input: &Input) -> Result<Manifest, ManifestError> {
-    let columns = input.columns.clone();
+    let columns = &input.columns;
     let manifest = |files, origin| Manifest {
         files,
         origin,
-        columns,
+        columns: columns.clone(),
         ids: IdSet::default(),
         next_row: 0,
         ready: Vec::new().into_iter(),
@@ -95,7 +103,7 @@ pub fn open(input: &Input) -> Result<Manifest, ManifestError> {
         let files = files::find(&input.manifest)?;
         let mut has_rows = false;
         for file in &files {
-            has_rows |= check(file)?;
+            has_rows |= check(file, columns)?;
         }
         if !has_rows {
             return Err(ManifestError::Empty { input: format!("`{}`", input.manifest.join("`, `")) });
@@ -104,15 +112,19 @@ pub fn open(input: &Input) -> Result<Manifest, ManifestError> {
     }
     let Some(folder) = &input.folder else { return Err(ManifestError::NoInput) };
     let glob = input.glob.as_deref();
-    if FolderWalk::open(folder, glob)?.next()?.is_none() {
+    let wanted = Wanted::new(folder, glob)?;
+    if FolderWalk::open(folder, wanted.clone()).next()?.is_none() {
         let input = format!("`{}` with the glob `{}`", folder.display(), glob.unwrap_or(folder::GLOB));
         return Err(ManifestError::Empty { input });
     }
-    Ok(manifest(Vec::new(), Origin::Folder(FolderWalk::open(folder, glob)?)))
+    Ok(manifest(Vec::new(), Origin::Folder(FolderWalk::open(folder, wanted))))
 }
 
 /// Whether a file has a row; an error when it is not a manifest at all.
-fn check(file: &ManifestFile) -> Result<bool, ManifestError> {
+fn check(file: &ManifestFile, columns: &Columns) -> Result<bool, ManifestError> {
+    if file.format == Format::Parquet {
+        return Ok(RecordReader::open(&file.path, &columns.audio)?.next(&file.path)?.is_some());
+    }
     let mut row = Vec::new();
     let found = RowReader::open(file)?.next(&mut row)?.is_some();
     let row = row.trim_ascii();
@@ -142,8 +154,40 @@ pub struct Manifest {
 }
 
 enum Origin {
-    Files { opened: usize, reader: Option<RowReader> },
+    Files { opened: usize, reader: Option<Reader> },
     Folder(FolderWalk),
+}
+
+/// What reads a file, by its format.
+enum Reader {
+    Lines(RowReader),
+    Records(RecordReader),
+}
+
+impl Reader {
+    fn open(file: &ManifestFile, columns: &Columns) -> Result<Self, ManifestError> {
+        match file.format {
+            Format::Parquet => RecordReader::open(&file.path, &columns.audio).map(Self::Records),
+            _ => RowReader::open(file).map(Self::Lines),
+        }
+    }
+
+    /// The next rows of the file; none after the last.
+    fn block(&mut self, file: &Arc<ManifestFile>) -> Result<Option<Rows>, ManifestError> {
+        let reading = match self {
+            Self::Records(reading) => {
+                return Ok(reading.next(&file.path)?.map(|records| Rows::Records { file: file.clone(), records }));
+            }
+            Self::Lines(reading) => reading,
+        };
+        let (mut bytes, mut extents) = (Vec::new(), Vec::new());
+        while extents.len() < BLOCK_ROWS && bytes.len() < BLOCK_BYTES {
+            let Some(extent) = reading.next(&mut bytes)? else { break };
+            extents.push(extent);
+        }
+        let header = reading.header();
+        Ok((!extents.is_empty()).then(|| Rows::Lines { file: file.clone(), header, bytes, extents }))
+    }
 }
 
 impl Manifest {
@@ -165,32 +209,26 @@ impl Manifest {
             Origin::Files { opened, reader } => loop {
                 let Some(reading) = reader else {
                     let Some(file) = self.files.get(*opened) else { return Ok(None) };
-                    *reader = Some(RowReader::open(file)?);
+                    *reader = Some(Reader::open(file, &self.columns)?);
                     *opened += 1;
                     continue;
                 };
-                let (mut bytes, mut extents) = (Vec::new(), Vec::new());
-                while extents.len() < BLOCK_ROWS && bytes.len() < BLOCK_BYTES {
-                    let Some(extent) = reading.next(&mut bytes)? else { break };
-                    extents.push(extent);
-                }
-                if !extents.is_empty() {
-                    let file = self.files[*opened - 1].clone();
-                    break Rows::Lines { file, header: reading.header(), bytes, extents };
+                if let Some(rows) = reading.block(&self.files[*opened - 1])? {
+                    break rows;
                 }
                 *reader = None;
             },
             Origin::Folder(walk) => {
-                let (mut texts, mut bytes) = (Vec::new(), 0);
-                while texts.len() < BLOCK_ROWS && bytes < BLOCK_BYTES as u64 {
-                    let Some(text) = walk.next()? else { break };
-                    bytes += text.bytes.min(ROW_BYTES_MAX as u64);
-                    texts.push(text);
+                let (mut files, mut bytes) = (Vec::new(), 0);
+                while files.len() < BLOCK_ROWS && bytes < BLOCK_BYTES as u64 {
+                    let Some(file) = walk.next()? else { break };
+                    bytes += file.row_bytes();
+                    files.push(file);
                 }
-                if texts.is_empty() {
+                if files.is_empty() {
                     return Ok(None);
                 }
-                Rows::Texts { folder: walk.folder.clone(), texts }
+                Rows::Files { folder: walk.folder.clone(), files }
             }
         };
         let block = Block { first_row: self.next_row, rows };
@@ -230,7 +268,7 @@ impl Manifest {
 
     fn shown(&self, place: Place) -> String {
         match self.files.get(place.file() as usize) {
-            Some(file) => format!("{}:{}", file.path.display(), place.line()),
+            Some(file) => file.place(file.path.display(), place.line()),
             None => format!("row {}", place.line()),
         }
     }

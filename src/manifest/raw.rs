@@ -7,10 +7,13 @@ use serde_json::{Map, Value};
 
 use super::delimited::Header;
 use super::files::ManifestFile;
-use super::folder::TextFile;
+use super::folder::{FileRow, FoundFile};
 use super::ids::{Place, id_of};
+use super::recording::{self, hash_with};
+use super::records::{self, Record, Records};
 use super::{BadRow, Item, RowResult, jsonl};
 use crate::job::Columns;
+use crate::media::AudioSource;
 
 const SHOWN_CHARACTERS_MAX: usize = 60;
 
@@ -30,9 +33,13 @@ pub(super) enum Rows {
         bytes: Vec<u8>,
         extents: Vec<Extent>,
     },
-    Texts {
+    Records {
+        file: Arc<ManifestFile>,
+        records: Records,
+    },
+    Files {
         folder: Arc<Path>,
-        texts: Vec<TextFile>,
+        files: Vec<FoundFile>,
     },
 }
 
@@ -71,7 +78,8 @@ impl Block {
     pub fn len(&self) -> usize {
         match &self.rows {
             Rows::Lines { extents, .. } => extents.len(),
-            Rows::Texts { texts, .. } => texts.len(),
+            Rows::Records { records, .. } => records.batch.num_rows(),
+            Rows::Files { files, .. } => files.len(),
         }
     }
 
@@ -82,53 +90,112 @@ impl Block {
     pub fn place(&self, index: usize) -> Place {
         match &self.rows {
             Rows::Lines { file, extents, .. } => Place::new(file.index, extents[index].line),
-            Rows::Texts { .. } => Place::new(0, self.row(index)),
+            Rows::Records { file, records } => Place::new(file.index, records.first + index as u64),
+            Rows::Files { .. } => Place::new(0, self.row(index)),
         }
     }
 
     /// The id of a row that gives none: unique, because it says where the row stands.
     pub fn derived_id(&self, index: usize) -> String {
         match &self.rows {
-            Rows::Lines { file, extents, .. } => format!("{}:{}", file.name, extents[index].line),
-            Rows::Texts { texts, .. } => texts[index].name(),
+            Rows::Lines { file, extents, .. } => file.place(&file.name, extents[index].line),
+            Rows::Records { file, records } => file.place(&file.name, records.first + index as u64),
+            Rows::Files { files, .. } => files[index].name(),
         }
     }
 
     pub fn parse(&self, index: usize, columns: &Columns) -> RowResult {
-        let row = self.row(index);
-        let (source, input_hash, parsed) = match &self.rows {
-            Rows::Lines { file, header, bytes, extents } => {
-                let extent = &extents[index];
-                let bytes = &bytes[extent.start..extent.end];
-                let fault = extent.fault.as_ref();
-                let input_hash = fault.and_then(|fault| fault.input_hash).unwrap_or_else(|| first_8_bytes(&blake3::hash(bytes)));
-                let parsed = match (fault, header) {
-                    (Some(fault), _) => Err(Unreadable::new(fault.error.clone())),
-                    (None, Some(header)) => header.columns_of(bytes),
-                    (None, None) => jsonl::columns_of(bytes),
-                };
-                (format!("{}:{}", file.path.display(), extent.line), input_hash, parsed)
-            }
-            Rows::Texts { folder, texts } => {
-                let text = &texts[index];
-                let (input_hash, parsed) = text.read(folder, columns);
-                (folder.join(&text.relative).display().to_string(), input_hash, parsed)
+        let Read { source, id, input_hash, parsed } = match &self.rows {
+            Rows::Lines { file, header, bytes, extents } => read_line(file, header.as_deref(), &extents[index], bytes, columns),
+            Rows::Records { file, records } => read_record(file, records, index, columns),
+            Rows::Files { folder, files } => {
+                let FileRow { id, input_hash, parsed, audio } = files[index].read(folder, columns);
+                let source = folder.join(&files[index].relative).display().to_string();
+                Read { source, id: Some(id), input_hash, parsed: parsed.map(|columns| (columns, audio)) }
             }
         };
+        let row = self.row(index);
         let bad = |error, columns, source| Box::new(BadRow { row, id: self.derived_id(index), source, input_hash, error, columns });
-        let read = match parsed {
+        let (read, audio) = match parsed {
             Ok(read) => read,
             Err(Unreadable { error, columns }) => return Err(bad(error, columns, source)),
         };
-        // A text file's id is its path, whatever its columns are called.
-        let given = matches!(self.rows, Rows::Lines { .. }).then(|| read.get(&columns.id)).flatten();
-        let id = match given.map(|value| id_of(value, &columns.id)) {
+        // A file's id is its path or what its transcripts call it, whatever its columns are called.
+        let given = if id.is_none() { read.get(&columns.id).map(|value| id_of(value, &columns.id)) } else { id.map(Ok) };
+        let id = match given {
             None => self.derived_id(index),
             Some(Ok(id)) => id,
             Some(Err(error)) => return Err(bad(error, read, source)),
         };
-        Ok(Item { row, id, source, input_hash, columns: read, audio: None })
+        Ok(Item { row, id, source, input_hash, columns: read, audio })
     }
+}
+
+/// A row that has been read.
+struct Read {
+    source: String,
+    /// Of a file that is a row.
+    id: Option<String>,
+    input_hash: u64,
+    parsed: Result<(Map<String, Value>, Option<AudioSource>), Unreadable>,
+}
+
+fn read_line(file: &ManifestFile, header: Option<&Header>, extent: &Extent, bytes: &[u8], columns: &Columns) -> Read {
+    let bytes = &bytes[extent.start..extent.end];
+    let fault = extent.fault.as_ref();
+    let input_hash = fault.and_then(|fault| fault.input_hash).unwrap_or_else(|| first_8_bytes(&blake3::hash(bytes)));
+    let parsed = match (fault, header) {
+        (Some(fault), _) => Err(Unreadable::new(fault.error.clone())),
+        (None, Some(header)) => header.columns_of(bytes).map(|mut read| {
+            if let Some(corpus) = header.corpus {
+                corpus.complete(&mut read, columns);
+            }
+            read
+        }),
+        (None, None) => jsonl::columns_of(bytes),
+    };
+    with_recording(file, file.place(file.path.display(), extent.line), input_hash, parsed, None, columns)
+}
+
+fn read_record(file: &ManifestFile, records: &Records, index: usize, columns: &Columns) -> Read {
+    let source = file.place(file.path.display(), records.first + index as u64);
+    match records.record(index, &columns.audio, &file.path) {
+        Ok(Record { columns: read, audio }) => {
+            let left_out = audio.is_some().then_some(columns.audio.as_str());
+            let (hash, fault) = records::hash_of(&read, left_out);
+            let parsed = fault.map_or(Ok(read), |fault| Err(Unreadable::new(fault)));
+            with_recording(file, source, first_8_bytes(&hash), parsed, audio, columns)
+        }
+        Err(unreadable) => {
+            let input_hash = first_8_bytes(&records::hash_of(&unreadable.columns, None).0);
+            Read { source, id: None, input_hash, parsed: Err(unreadable) }
+        }
+    }
+}
+
+/// Looks for the recording of a row that does not hold one itself.
+fn with_recording(
+    file: &ManifestFile,
+    source: String,
+    mut input_hash: u64,
+    parsed: Result<Map<String, Value>, Unreadable>,
+    held: Option<AudioSource>,
+    columns: &Columns,
+) -> Read {
+    let parsed = parsed.and_then(|mut read| {
+        let named = match held {
+            Some(held) => Ok(Some(held)),
+            None => recording::of_column(&mut read, &columns.audio, file.folder(), &source),
+        };
+        match named {
+            Ok(audio) => Ok((read, audio)),
+            Err(error) => Err(Unreadable { error, columns: read }),
+        }
+    });
+    if let Ok((_, Some(audio))) = &parsed {
+        input_hash = hash_with(input_hash, audio);
+    }
+    Read { source, id: None, input_hash, parsed }
 }
 
 pub(super) fn first_8_bytes(hash: &blake3::Hash) -> u64 {

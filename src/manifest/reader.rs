@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use super::corpus::Corpus;
 use super::delimited::{Header, Scan, scan};
-use super::files::{Format, ManifestFile};
+use super::files::ManifestFile;
 use super::lines::{LineEnd, Lines};
 use super::raw::{Extent, Fault};
 use super::{ManifestError, ROW_BYTES_MAX};
@@ -16,7 +17,9 @@ pub(super) struct RowReader {
     lines: Lines,
     /// Of a CSV or TSV file; none where the file is empty.
     header: Option<Arc<Header>>,
-    format: Format,
+    /// Of a CSV or TSV file.
+    delimiter: Option<u8>,
+    corpus: Option<Corpus>,
     limits: Limits,
     reread_bytes: usize,
 }
@@ -35,14 +38,22 @@ impl RowReader {
 
     fn open_within(file: &ManifestFile, limits: Limits) -> Result<Self, ManifestError> {
         let lines = Lines::open(&file.path, limits.row_bytes)?;
-        let mut reader = Self { lines, header: None, format: file.format, limits, reread_bytes: 0 };
-        if let Some(delimiter) = file.format.delimiter() {
+        let delimiter = file.format.delimiter();
+        let mut reader = Self { lines, header: None, delimiter, corpus: None, limits, reread_bytes: 0 };
+        if let Some(delimiter) = delimiter {
+            if let LineEnd::At { end, .. } = reader.lines.find_end(0)? {
+                reader.corpus = Corpus::recognise(&file.path, reader.lines.unread(0..end));
+            }
+            if let Some(header) = reader.corpus.and_then(Header::absent) {
+                reader.header = Some(Arc::new(header));
+                return Ok(reader);
+            }
             let mut row = Vec::new();
             if let Some(extent) = reader.next(&mut row)? {
                 if let Some(fault) = extent.fault {
                     return Err(ManifestError::header(&file.path, fault.error));
                 }
-                reader.header = Some(Arc::new(Header::new(&file.path, &row, delimiter)?));
+                reader.header = Some(Arc::new(Header::new(&file.path, &row, delimiter, reader.corpus)?));
             }
         }
         Ok(reader)
@@ -71,7 +82,7 @@ impl RowReader {
                 LineEnd::At { end, next } => (end, next),
             };
             let content = self.lines.unread(0..end);
-            let Some(delimiter) = self.format.delimiter() else {
+            let Some(delimiter) = self.delimiter else {
                 if content.iter().all(u8::is_ascii_whitespace) {
                     self.lines.consume(next, 1);
                     continue;
@@ -82,7 +93,8 @@ impl RowReader {
                 self.lines.consume(next, 1);
                 continue;
             }
-            return Ok(Some(match scan(content, false, delimiter) {
+            let scanned = if self.corpus.is_some() { Scan::Ends } else { scan(content, false, delimiter) };
+            return Ok(Some(match scanned {
                 Scan::Ends => self.take(bytes, end, next, 1, None),
                 Scan::Stray => self.take(bytes, end, next, 1, Some("text follows a closing quote".into())),
                 Scan::Open => self.take_quoted(bytes, end, next, delimiter)?,

@@ -1,6 +1,48 @@
 //! Recordings, from files to what a model hears: plain buffers, no tensor.
+//!
+//! [`Recording`] streams a file as one channel of `f32` samples at a model's rate. `source` gives its bytes, `probe` says by their
+//! content what they are, `wav` and `pcm` read what is not compressed, `decode` the rest (symphonia, libopus). `track` chooses what is
+//! heard of a file with the help of `aac`, `mp4` and `matroska`, which tell what symphonia does not; `trim` cuts off what encoders
+//! add. `mix` makes one channel, `resample` one rate.
+
+mod aac;
+mod codec;
+mod decode;
+mod error;
+mod matroska;
+mod mix;
+mod mp4;
+mod pcm;
+mod probe;
+mod recording;
+mod resample;
+mod silence;
+mod source;
+mod track;
+mod trim;
+mod wav;
+
+pub use error::MediaError;
+pub use recording::Recording;
+
+mod mel;
+mod split;
+mod steady;
+
+pub use mel::{FRAMES, HOP_SAMPLES, N_SAMPLES, UsmFeatures, UsmMel, WhisperMel, soft_tokens};
+pub use split::{Splitter, Window};
 
 use std::{path::PathBuf, sync::Arc};
+
+/// What Whisper and every other speech model here hears, in Hz.
+pub const SAMPLE_RATE: u32 = 16_000;
+
+/// More channels than any microphone array in use.
+const CHANNELS_MAX: usize = 64;
+/// In Hz.
+const RATE_MIN: u32 = 1_000;
+/// In Hz.
+const RATE_MAX: u32 = 384_000;
 
 /// Where a row's recording is.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,4 +61,16 @@ pub struct Features {
     pub frames: usize,
     pub bins: usize,
     pub values: Vec<f32>,
+}
+
+impl Features {
+    /// A Whisper encoder's input from frame `seek` on: always [`FRAMES`] frames, zeros behind the last one of these.
+    pub fn padded(&self, seek: usize) -> Self {
+        let start = seek.min(self.frames) * self.bins;
+        let end = (start + FRAMES * self.bins).min(self.frames * self.bins);
+        let mut values = Vec::with_capacity(FRAMES * self.bins);
+        values.extend_from_slice(&self.values[start..end]);
+        values.resize(FRAMES * self.bins, 0.0);
+        Self { frames: FRAMES, bins: self.bins, values }
+    }
 }

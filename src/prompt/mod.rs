@@ -288,7 +288,7 @@ fn stop_tokens(generation: &Generation, end_tokens: &[u32]) -> Arc<[u32]> {
 }
 
 /// The first 8 bytes, little-endian, of the blake3 hash of the job's seed (8 bytes, little-endian) and the row's id.
-fn row_seed(seed: u64, id: &str) -> u64 {
+pub fn row_seed(seed: u64, id: &str) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&seed.to_le_bytes());
     hasher.update(id.as_bytes());

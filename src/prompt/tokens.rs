@@ -262,6 +262,13 @@ impl Tokens {
         }
     }
 
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        match &self.kind {
+            Kind::Bytes => None,
+            Kind::Model(tokenizer) => tokenizer.id_to_token(id),
+        }
+    }
+
     /// One more than the largest id.
     pub fn vocab_size(&self) -> u32 {
         match &self.kind {

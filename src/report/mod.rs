@@ -5,6 +5,7 @@
 //! [`Summary`], for the end of a run and for `mlxbatch summary` alike.
 
 mod bar;
+mod compared;
 mod event;
 mod log;
 mod reporter;
@@ -13,8 +14,9 @@ mod summary;
 mod tally;
 mod words;
 
+pub use compared::{Compared, ComparedRow, Texts};
 pub use event::{Event, Progress};
 pub use log::EventLog;
 pub use reporter::{ProgressMode, Reporter};
-pub use summary::{StageTimes, Summary};
+pub use summary::{Heard, StageTimes, Summary};
 pub use tally::{Measured, Tally};

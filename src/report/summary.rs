@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use serde::Serialize;
 
-use super::words;
+use super::{Compared, words};
 use crate::sink::FAILED_FILE;
 
 /// What came of a run's rows.
@@ -37,6 +37,23 @@ pub struct Summary {
     pub mean_ms: StageTimes,
     /// Rows decoded together, mean of the ok rows.
     pub rows_in_batch: Option<f64>,
+    /// Ok rows with something in `notes`.
+    pub rows_with_notes: u64,
+    /// Absent without recordings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audio: Option<Heard>,
+    /// Absent without scores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scores: Option<Compared>,
+}
+
+/// Of the ok rows that have a recording.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Heard {
+    pub rows: u64,
+    pub audio_seconds: f64,
+    /// Seconds heard in a second of the run.
+    pub times_real_time: Option<f64>,
 }
 
 /// Milliseconds a row spent in each stage.
@@ -56,6 +73,9 @@ impl Summary {
     pub fn over(mut self, wall_seconds: f64) -> Self {
         self.wall_seconds = wall_seconds;
         self.tokens_per_second = (self.rows_ok > 0 && wall_seconds > 0.0).then(|| self.completion_tokens as f64 / wall_seconds);
+        if let Some(audio) = &mut self.audio {
+            audio.times_real_time = (wall_seconds > 0.0).then(|| audio.audio_seconds / wall_seconds);
+        }
         self
     }
 
@@ -83,6 +103,14 @@ impl Summary {
     }
 }
 
+impl Heard {
+    fn words(&self) -> String {
+        let rows = if self.rows == 1 { "1 row".into() } else { format!("{} rows", words::count(self.rows)) };
+        let times = self.times_real_time.map_or(String::new(), |times| format!(" · {} times real time", words::rate(times)));
+        format!("{} in {rows}{times}", words::seconds(self.audio_seconds))
+    }
+}
+
 impl StageTimes {
     fn words(&self) -> String {
         let stages = [
@@ -103,6 +131,12 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = |name: &str, words: &str| writeln!(f, "  {name:<12} {words}");
         line("rows", &self.rows_words())?;
+        if let Some(audio) = &self.audio {
+            line("audio", &audio.words())?;
+        }
+        if let Some(scores) = &self.scores {
+            line("scores", &scores.words())?;
+        }
         if self.rows_ok > 0 {
             line("tokens", &self.tokens_words())?;
             if let Some(rate) = self.tokens_per_second {
@@ -112,6 +146,16 @@ impl fmt::Display for Summary {
                 line("first token", &format!("{} median · {} p95", words::milliseconds(p50), words::milliseconds(p95)))?;
             }
             line("a row", &self.mean_ms.words())?;
+        }
+        match self.rows_with_notes {
+            0 => {}
+            1 => line("notes", "1 row has something in its column notes")?,
+            rows => line("notes", &format!("{} rows have something in their column notes", words::count(rows)))?,
+        }
+        for (at, row) in self.scores.iter().flat_map(|scores| &scores.worst_rows).enumerate() {
+            for (part, words) in row.lines().iter().enumerate() {
+                line(if at + part == 0 { "worst rows" } else { "" }, words)?;
+            }
         }
         for (at, (error, rows)) in self.errors.iter().enumerate() {
             line(if at == 0 { "errors" } else { "" }, &format!("{} × {error}", words::count(*rows)))?;
@@ -160,6 +204,62 @@ mod tests {
           failed rows  out/demo/failed.jsonl
           results      out/demo/part-*.parquet (2 parts)
         ");
+    }
+
+    #[test]
+    fn a_summary_of_recordings_tells_speed_and_errors() {
+        let worst = |id: &str, word_errors| crate::report::ComparedRow {
+            id: id.into(),
+            row: 7,
+            wer: f64::from(word_errors) / 6.0,
+            word_errors,
+            reference_words: 6,
+            reference: "HE HOPED THERE WOULD BE STEW".into(),
+            text: "Thanks for watching!".into(),
+        };
+        let summary = Summary {
+            output: "out/test-clean".into(),
+            parts: 1,
+            rows_ok: 2_620,
+            prompt_tokens: 10_480,
+            completion_tokens: 81_000,
+            rows_with_notes: 3,
+            audio: Some(Heard { rows: 2_620, audio_seconds: 19_452.5, times_real_time: None }),
+            scores: Some(Compared {
+                rows: 2_620,
+                reference_words: 52_576,
+                word_errors: 2_213,
+                reference_characters: 281_530,
+                character_errors: 4_279,
+                wer: Some(2_213.0 / 52_576.0),
+                cer: Some(4_279.0 / 281_530.0),
+                worst_rows: vec![worst("1089-134686-0000", 6), worst("61-70968-0003", 5)],
+            }),
+            mean_ms: StageTimes { media_ms: 20.0, encode_ms: 200.0, decode_ms: 800.0, total_ms: 1020.0, ..StageTimes::default() },
+            ..Summary::default()
+        };
+        let summary = summary.over(713.0);
+        insta::assert_snapshot!(summary.to_string(), @r"
+          rows         2,620 ok
+          audio        5 h 24 min in 2,620 rows · 27.3 times real time
+          scores       WER 4.21% (2,213 errors in 52,576 words) · CER 1.52% · 2,620 rows
+          tokens       10,480 prompt · 81,000 completion
+          speed        114 tokens/s over 11 min 53 s
+          a row        1.0 s = media 20 ms + encode 200 ms + queue 0 ms + prefill 0 ms + decode 800 ms
+          notes        3 rows have something in their column notes
+          worst rows   1089-134686-0000: WER 100.00% (6 errors in 6 words)
+                         reference  HE HOPED THERE WOULD BE STEW
+                         text       Thanks for watching!
+                       61-70968-0003: WER 83.33% (5 errors in 6 words)
+                         reference  HE HOPED THERE WOULD BE STEW
+                         text       Thanks for watching!
+          results      out/test-clean/part-*.parquet (1 part)
+        ");
+        let json = serde_json::to_value(&summary).unwrap();
+        assert_eq!(json["audio"]["audio_seconds"], 19_452.5);
+        assert_eq!(json["scores"]["worst_rows"][1]["id"], "61-70968-0003");
+        let text = serde_json::to_value(Summary::default()).unwrap();
+        assert!(text.get("audio").is_none() && text.get("scores").is_none(), "text has neither");
     }
 
     #[test]

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{StageTimes, Summary, spread::Spread, words};
-use crate::sink::{Completion, Outcome, Row};
+use super::{Heard, StageTimes, Summary, Texts, compared::Comparison, spread::Spread, words};
+use crate::{
+    score::Score,
+    sink::{Completion, Outcome, Row},
+};
 
 /// Sorts of errors told apart; rows beyond count in no sort.
 const ERRORS_MAX: usize = 1000;
@@ -30,6 +33,9 @@ pub struct Measured {
     pub rows_in_batch: f64,
     /// Microseconds since the Unix epoch, at admission.
     pub started_at_us: i64,
+    /// None without a recording.
+    pub audio_seconds: Option<f64>,
+    pub has_notes: bool,
 }
 
 impl From<&Completion> for Measured {
@@ -39,8 +45,8 @@ impl From<&Completion> for Measured {
             prompt_tokens: completion.prompt_tokens.into(),
             cached_tokens: completion.cached_tokens.into(),
             completion_tokens: completion.completion_tokens.into(),
-            media_ms: 0.0,
-            encode_ms: 0.0,
+            media_ms: timing.media_ms,
+            encode_ms: timing.encode_ms,
             queue_ms: timing.queue_ms,
             prefill_ms: timing.prefill_ms,
             ttft_ms: timing.ttft_ms,
@@ -48,6 +54,8 @@ impl From<&Completion> for Measured {
             total_ms: timing.total_ms,
             rows_in_batch: timing.rows_in_batch,
             started_at_us: timing.started_at_us,
+            audio_seconds: completion.heard.as_ref().map(|heard| heard.audio_seconds),
+            has_notes: !completion.notes.is_empty(),
         }
     }
 }
@@ -60,6 +68,9 @@ pub struct Tally {
     errors: HashMap<String, (String, u64)>,
     sums: Measured,
     rows_in_batch: f64,
+    heard: Heard,
+    rows_with_notes: u64,
+    comparison: Comparison,
     ttft: Spread,
     /// Of work, in microseconds since the Unix epoch, apart and in order.
     stretches: Vec<(i64, i64)>,
@@ -68,7 +79,13 @@ pub struct Tally {
 impl Tally {
     pub fn add(&mut self, row: &Row) {
         match &row.outcome {
-            Outcome::Ok(completion) => self.ok(&Measured::from(&**completion)),
+            Outcome::Ok(completion) => {
+                self.ok(&Measured::from(&**completion));
+                if let Some(score) = &row.score {
+                    let reference = row.reference.as_deref().unwrap_or_default();
+                    self.scored(row.row, score, Texts { id: &row.id, reference, text: &completion.text });
+                }
+            }
             Outcome::Failed { stage, error } => self.failed(stage.name(), error),
         }
     }
@@ -87,9 +104,19 @@ impl Tally {
         sums.decode_ms += row.decode_ms;
         sums.total_ms += row.total_ms;
         self.rows_in_batch += row.rows_in_batch;
+        if let Some(seconds) = row.audio_seconds {
+            self.heard.rows += 1;
+            self.heard.audio_seconds += seconds;
+        }
+        self.rows_with_notes += u64::from(row.has_notes);
         self.ttft.add(row.ttft_ms);
         let worked_us = (row.ttft_ms + row.decode_ms) * 1000.0;
         self.worked(row.started_at_us, row.started_at_us.saturating_add(worked_us.max(0.0) as i64));
+    }
+
+    /// An ok row's score.
+    pub fn scored(&mut self, row: u64, score: &Score, texts: Texts<'_>) {
+        self.comparison.add(row, score, texts);
     }
 
     /// Errors that differ in their numbers alone are one sort.
@@ -169,6 +196,9 @@ impl Tally {
                 total_ms: mean(sums.total_ms),
             },
             rows_in_batch: (self.rows_ok > 0).then(|| mean(self.rows_in_batch)),
+            rows_with_notes: self.rows_with_notes,
+            audio: (self.heard.rows > 0).then_some(self.heard),
+            scores: self.comparison.compared(),
             ..Summary::default()
         };
         summary.over(worked_us as f64 / 1e6)

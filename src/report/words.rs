@@ -35,6 +35,11 @@ pub(super) fn rate(rate: f64) -> String {
     }
 }
 
+/// Of a fraction, with two decimals.
+pub(super) fn percent(fraction: f64) -> String {
+    format!("{:.2}%", fraction * 100.0)
+}
+
 /// In binary units.
 pub(super) fn bytes(bytes: u64) -> String {
     match bytes {

@@ -1,6 +1,6 @@
 //! `mlxbatch check`: everything that can be known of a job without its weights.
 
-use std::{fmt::Write as _, sync::Arc};
+use std::fmt::Write as _;
 
 use anyhow::Result;
 use bytesize::ByteSize;
@@ -9,15 +9,17 @@ use serde::Serialize;
 
 use super::{
     Status,
-    open::{Model, refuse_results_as_input, weight_files},
+    feed::Preparation,
+    open::{Model, Words, refuse_results_as_input, weight_files},
     print,
 };
 use crate::{
     args, engine,
     job::{Device, Dtype, Job, KvBudget},
-    manifest,
+    manifest::{self, Item},
+    media::AudioSource,
     model::ModelSummary,
-    prompt::Prompter,
+    prompt::Prepared,
 };
 
 /// Prompts that are shown in full, and the characters of each.
@@ -37,6 +39,9 @@ struct Found {
     rows_bad: u64,
     /// The first of them: source and reason.
     bad_rows: Vec<(String, String)>,
+    /// Rows with a recording, and the bytes of these as they are stored.
+    recordings: u64,
+    recording_bytes: u64,
     prompt_tokens_min: u32,
     prompt_tokens_mean: f64,
     prompt_tokens_max: u32,
@@ -65,14 +70,14 @@ pub fn check(args: &args::Check) -> Result<Status> {
     let job = Job::read(&args.job.file, &args.job.set)?;
     refuse_results_as_input(&job)?;
     let model = Model::locate(&job)?;
-    let prompter = Arc::new(model.prompter(&job)?);
-    let found = find(&job, &model, &prompter, args.job.limit.unwrap_or(u64::MAX))?;
+    let words = model.words(&job)?;
+    let found = find(&job, &model, &words, args.job.limit.unwrap_or(u64::MAX))?;
     let text = if args.json { serde_json::to_string_pretty(&found)? + "\n" } else { describe(&job, &found) };
     print(&text)?;
     Ok(if found.rows_bad > 0 { Status::SomeRowsFailed } else { Status::Ok })
 }
 
-fn find(job: &Job, model: &Model, prompter: &Prompter, limit: u64) -> Result<Found> {
+fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
     let mut manifest = manifest::open(&job.input)?;
     let mut found = Found {
         job: job.name.clone(),
@@ -82,6 +87,8 @@ fn find(job: &Job, model: &Model, prompter: &Prompter, limit: u64) -> Result<Fou
         rows_good: 0,
         rows_bad: 0,
         bad_rows: Vec::new(),
+        recordings: 0,
+        recording_bytes: 0,
         prompt_tokens_min: u32::MAX,
         prompt_tokens_mean: 0.0,
         prompt_tokens_max: 0,
@@ -94,6 +101,7 @@ fn find(job: &Job, model: &Model, prompter: &Prompter, limit: u64) -> Result<Fou
         rows_together: 0,
         prompts: Vec::new(),
     };
+    let preparation = words.preparation(job);
     while found.rows < limit
         && let Some(mut block) = manifest.next_block()?
     {
@@ -103,13 +111,18 @@ fn find(job: &Job, model: &Model, prompter: &Prompter, limit: u64) -> Result<Fou
             .into_par_iter()
             .with_min_len(16)
             .map(|row| match row {
-                Ok(item) => prompter.prepare(&item).map(|prepared| (item.id, prepared)).map_err(|error| (item.source, error)),
+                Ok(item) => look(words, &preparation, &item).map_err(|error| (item.source, error)),
                 Err(bad) => Err((bad.source, bad.error)),
             })
             .collect();
         for row in prepared {
             match row {
-                Ok((id, prepared)) => {
+                Ok(Looked::Recording { bytes }) => {
+                    found.rows_good += 1;
+                    found.recordings += 1;
+                    found.recording_bytes += bytes;
+                }
+                Ok(Looked::Prompt { id, prepared }) => {
                     let request = prepared.request;
                     let tokens = request.prompt.len() as u32;
                     found.rows_good += 1;
@@ -130,13 +143,48 @@ fn find(job: &Job, model: &Model, prompter: &Prompter, limit: u64) -> Result<Fou
             }
         }
     }
-    if found.rows_good > 0 {
-        found.prompt_tokens_mean = found.prompt_tokens as f64 / found.rows_good as f64;
+    let prompts = found.rows_good - found.recordings;
+    if prompts > 0 {
+        found.prompt_tokens_mean = found.prompt_tokens as f64 / prompts as f64;
     } else {
         found.prompt_tokens_min = 0;
     }
     price(job, model, &mut found)?;
     Ok(found)
+}
+
+/// A good row.
+enum Looked {
+    Prompt {
+        id: String,
+        prepared: Box<Prepared>,
+    },
+    /// Bytes of its file, which was not opened.
+    Recording {
+        bytes: u64,
+    },
+}
+
+/// The error is what makes the row bad.
+fn look(words: &Words, preparation: &Preparation, item: &Item) -> Result<Looked, String> {
+    if let Words::Prompts(prompter) = words
+        && item.audio.is_none()
+    {
+        return Ok(Looked::Prompt { id: item.id.clone(), prepared: Box::new(prompter.prepare(item)?) });
+    }
+    preparation.of(item)?;
+    let bytes = match &item.audio {
+        Some(AudioSource::File(path)) => {
+            let found = fs_err::metadata(path).map_err(|error| error.to_string())?;
+            if !found.is_file() {
+                return Err(format!("{} is no file", path.display()));
+            }
+            found.len()
+        }
+        Some(AudioSource::Bytes { bytes, .. }) => bytes.len() as u64,
+        None => 0,
+    };
+    Ok(Looked::Recording { bytes })
 }
 
 /// What rows will cost, told by the configuration alone.
@@ -174,7 +222,10 @@ fn describe(job: &Job, found: &Found) -> String {
     line("job", &format!("{} ({})", found.job, job.file.display()));
     line("model", &format!("{} on {}", found.model, device(job.model.device)));
     line("rows", &format!("{} good · {} bad", found.rows_good, found.rows_bad));
-    if found.rows_good > 0 {
+    if found.recordings > 0 {
+        line("recordings", &format!("{}, {} as stored (not decoded here)", found.recordings, ByteSize(found.recording_bytes)));
+    }
+    if found.rows_good > found.recordings {
         line(
             "prompts",
             &format!(
@@ -183,7 +234,7 @@ fn describe(job: &Job, found: &Found) -> String {
             ),
         );
     }
-    if found.kv_bytes_per_token > 0 {
+    if found.kv_bytes_per_token > 0 && found.row_tokens_max > 0 {
         let size = |bytes: u64| ByteSize(bytes).to_string();
         let estimated = if found.kv_budget_estimated { " (about: what is free now, less the weights)" } else { "" };
         line("a token", &format!("{} of cache", size(found.kv_bytes_per_token)));

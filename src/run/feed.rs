@@ -18,11 +18,13 @@ use rayon::prelude::*;
 use serde_json::{Map, Value};
 
 use crate::{
-    job::Order,
+    job::{Columns, Order},
     manifest::{BadRow, Item, Manifest, RowResult},
+    media::AudioSource,
     prompt::Prompter,
     schedule::Request,
     sink::{Done, Outcome, Row, RowState, Stage},
+    transcribe::{Language, Transcriber},
 };
 
 /// Blocks of rows that are ready before the engine takes them.
@@ -32,9 +34,10 @@ const BLOCKS_AHEAD: usize = 2;
 const ORDERED_ROWS: usize = 4096;
 const ORDERED_BYTES: usize = 32 << 20;
 
-/// A row ready to be scheduled.
+/// A row ready to be computed.
+#[derive(Debug)]
 pub struct Pending {
-    pub request: Arc<Request>,
+    pub work: Work,
     pub row: u64,
     pub id: String,
     pub source: String,
@@ -50,6 +53,34 @@ impl Pending {
         let Self { row, id, source, input_hash, reference, columns, .. } = self;
         Row { id, row, source, input_hash, outcome, reference, score: None, columns }
     }
+
+    fn bytes(&self) -> usize {
+        match &self.work {
+            Work::Text(request) => 4 * request.prompt.len(),
+            Work::Speech { audio: AudioSource::Bytes { bytes, .. }, .. } => bytes.len(),
+            Work::Speech { audio: AudioSource::File(path), .. } => path.as_os_str().len(),
+        }
+    }
+}
+
+/// What there is to compute.
+#[derive(Debug)]
+pub enum Work {
+    Text(Arc<Request>),
+    Speech { audio: AudioSource, language: Language },
+}
+
+/// What rows of a job become.
+pub enum Preparation {
+    /// `model` is what a job calls it.
+    Prompts {
+        prompter: Arc<Prompter>,
+        model: String,
+    },
+    Recordings {
+        transcriber: Arc<Transcriber>,
+        columns: Columns,
+    },
 }
 
 /// One step of the way, for the loop.
@@ -69,7 +100,7 @@ pub enum Next {
 /// What to feed.
 pub struct Source {
     pub manifest: Manifest,
-    pub prompter: Arc<Prompter>,
+    pub preparation: Preparation,
     pub done: Arc<Done>,
     pub order: Order,
     /// Rows of the manifest to take.
@@ -213,11 +244,11 @@ fn refuse_changed(row: &RowResult, done: &Done) -> Result<()> {
 
 /// About what a row takes in memory while it waits.
 fn bytes(fed: &Fed) -> usize {
-    let (columns, tokens) = match fed {
-        Fed::Ready(pending) => (&pending.columns, pending.request.prompt.len()),
+    let (columns, own) = match fed {
+        Fed::Ready(pending) => (&pending.columns, pending.bytes()),
         Fed::Failed(row) => (&row.columns, 0),
     };
-    columns.iter().map(|(name, value)| name.len() + value_bytes(value)).sum::<usize>() + 4 * tokens + 256
+    columns.iter().map(|(name, value)| name.len() + value_bytes(value)).sum::<usize>() + own + 256
 }
 
 fn value_bytes(value: &Value) -> usize {
@@ -231,48 +262,23 @@ fn value_bytes(value: &Value) -> usize {
 
 impl Source {
     fn prepare(&self, row: RowResult) -> Fed {
-        match row {
-            Ok(item) => match self.prompter.prepare(&item) {
-                Ok(prepared) => {
-                    let Item { row, id, source, input_hash, columns, audio: _ } = item;
-                    let (request, reference) = (Arc::new(prepared.request), prepared.reference);
-                    Fed::Ready(Box::new(Pending {
-                        request,
-                        row,
-                        id,
-                        source,
-                        input_hash,
-                        reference,
-                        columns,
-                        read_at: Instant::now(),
-                    }))
-                }
-                Err(error) => {
-                    let Item { row, id, source, input_hash, columns, audio: _ } = item;
-                    failed(Row {
-                        id,
-                        row,
-                        source,
-                        input_hash,
-                        outcome: Outcome::Failed { stage: Stage::Prompt, error },
-                        reference: None,
-                        score: None,
-                        columns,
-                    })
-                }
-            },
+        let item = match row {
+            Ok(item) => item,
             Err(bad) => {
                 let BadRow { row, id, source, input_hash, error, columns } = *bad;
-                failed(Row {
-                    id,
-                    row,
-                    source,
-                    input_hash,
-                    outcome: Outcome::Failed { stage: Stage::Manifest, error },
-                    reference: None,
-                    score: None,
-                    columns,
-                })
+                let outcome = Outcome::Failed { stage: Stage::Manifest, error };
+                return failed(Row { id, row, source, input_hash, outcome, reference: None, score: None, columns });
+            }
+        };
+        let prepared = self.preparation.of(&item);
+        let Item { row, id, source, input_hash, columns, audio: _ } = item;
+        match prepared {
+            Ok((work, reference)) => {
+                Fed::Ready(Box::new(Pending { work, row, id, source, input_hash, reference, columns, read_at: Instant::now() }))
+            }
+            Err(error) => {
+                let outcome = Outcome::Failed { stage: Stage::Prompt, error };
+                failed(Row { id, row, source, input_hash, outcome, reference: None, score: None, columns })
             }
         }
     }
@@ -282,7 +288,11 @@ impl Source {
     fn ordered(&self, mut rows: Vec<Fed>, stretch: u64) -> Vec<Fed> {
         if self.order == Order::Length {
             let length = |fed: &Fed| match fed {
-                Fed::Ready(pending) => pending.request.reserved_tokens(),
+                Fed::Ready(pending) => match &pending.work {
+                    Work::Text(request) => request.reserved_tokens(),
+                    // Windows all cost the same, and how many there are is not known yet.
+                    Work::Speech { .. } => 0,
+                },
                 Fed::Failed(_) => 0,
             };
             if stretch.is_multiple_of(2) {
@@ -292,6 +302,40 @@ impl Source {
             }
         }
         rows
+    }
+}
+
+impl Preparation {
+    /// The work of a row, and its reference; the error is the sentence of a failed row.
+    pub fn of(&self, item: &Item) -> Result<(Work, Option<String>), String> {
+        let (transcriber, columns) = match self {
+            Self::Prompts { model, .. } if item.audio.is_some() => {
+                return Err(format!(
+                    "the row has a recording, and {model} hears none: take a speech model such as openai/whisper-base"
+                ));
+            }
+            Self::Prompts { prompter, .. } => {
+                let prepared = prompter.prepare(item)?;
+                return Ok((Work::Text(Arc::new(prepared.request)), prepared.reference));
+            }
+            Self::Recordings { transcriber, columns } => (transcriber, columns),
+        };
+        let Some(audio) = item.audio.clone() else {
+            let column = &columns.audio;
+            return Err(format!(
+                "the row has no recording: its column {column:?} is missing or empty; name the right one with input.columns.audio"
+            ));
+        };
+        let text = |column: &String| item.columns.get(column).and_then(Value::as_str).filter(|text| !text.is_empty());
+        let language = text(&columns.language);
+        let language = transcriber.language(language).map_err(|known| {
+            let (column, language) = (&columns.language, language.unwrap_or_default());
+            match known {
+                None => format!("the column {column:?} says {language:?}, and the model knows English alone"),
+                Some(known) => format!("the column {column:?} says {language:?}, which the model does not know; it knows {known}"),
+            }
+        })?;
+        Ok((Work::Speech { audio, language }, text(&columns.reference).map(str::to_owned)))
     }
 }
 

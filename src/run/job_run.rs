@@ -17,18 +17,24 @@ use signal_hook::{
 
 use super::{
     Status,
-    feed::{Fed, Feed, Next, Pending, Source},
-    open::{self, Model},
-    print, status_of,
+    clock::{Clock, milliseconds},
+    feed::{Fed, Feed, Next, Pending, Source, Total, Work},
+    hear::{Hear, Heard, NextHeard},
+    open::{self, Model, Words},
+    print,
+    speech::SpeechRows,
+    status_of,
     summary::summarize,
 };
 use crate::{
     args,
+    engine::Engine,
     job::Job,
     manifest,
-    prompt::{Prompter, StopStrings, final_text},
+    prompt::{StopStrings, Tokens, final_text, row_seed},
     report::{Event, EventLog, Progress, ProgressMode, Reporter, Summary, Tally},
-    schedule::{FinishReason, Finished, IN_FLIGHT_MAX, Limits, Plan, Sampled, Scheduler, SequenceId},
+    schedule::{FinishReason, Finished, IN_FLIGHT_MAX, Limits, Plan, Request, Sampled, Scheduler, SequenceId},
+    score::{Normalizer, compare},
     sink::{Completion, End, Folder, Outcome, PartClosed, Provenance, Row, Stage, Timing},
 };
 
@@ -50,7 +56,7 @@ pub fn run(args: &args::Run) -> Result<Status> {
     let manifest = manifest::open(&job.input)?;
     let manifest_hash = manifest::fingerprint(&job.input)?;
     let model = Model::locate(&job)?;
-    let prompter = Arc::new(model.prompter(&job)?);
+    let words = model.words(&job)?;
     let provenance = Provenance {
         job_toml: job.effective_toml(),
         manifest_hash,
@@ -75,16 +81,25 @@ pub fn run(args: &args::Run) -> Result<Status> {
     });
     let feed = Feed::start(Source {
         manifest,
-        prompter: prompter.clone(),
+        preparation: words.preparation(&job),
         done: Arc::new(done),
-        order: job.batching.order,
+        order: words.order(&job),
         limit: args.job.limit.unwrap_or(u64::MAX),
         stop: stop.clone(),
     });
     let results = Results { folder, reporter, tally: Tally::default(), told_at: started };
-    let mut run = Run { job: &job, prompter, stop, feed, results, rows_resumed, tokens_told: VecDeque::new(), tokens_untold: 0 };
+    let (tokens, speech) = match &words {
+        Words::Prompts(prompter) => (prompter.tokens().clone(), None),
+        Words::Recordings { transcriber, .. } => (transcriber.tokens().clone(), Some(SpeechRows::new(transcriber.clone()))),
+    };
+    let intake = match words {
+        Words::Prompts(_) => Intake::Prompts(feed),
+        Words::Recordings { bins, .. } => Intake::Recordings(Hear::start(feed, &job, bins)),
+    };
+    let mut run =
+        Run { job: &job, tokens, speech, stop, intake, results, rows_resumed, tokens_told: VecDeque::new(), tokens_untold: 0 };
     let outcome = run.all_rows(&model);
-    let Run { feed, mut results, stop, .. } = run;
+    let Run { intake, mut results, stop, .. } = run;
 
     let mut summary = results.tally.summary().over(started.elapsed().as_secs_f64());
     summary.rows_resumed = rows_resumed;
@@ -98,7 +113,7 @@ pub fn run(args: &args::Run) -> Result<Status> {
     summary.job.clone_from(&job.name);
     summary.model.clone_from(&job.model.path);
     summary.output.clone_from(&job.output);
-    let total = feed.total();
+    let total = intake.total();
     let interrupted = stop.load(Ordering::Relaxed);
     let end = match (&outcome, total) {
         (Err(_), _) => End::Failed,
@@ -192,11 +207,43 @@ impl Results {
     }
 }
 
+/// Where rows come from.
+enum Intake {
+    Prompts(Feed),
+    Recordings(Hear),
+}
+
+impl Intake {
+    /// Known after the last row.
+    fn total(&self) -> Option<Total> {
+        match self {
+            Self::Prompts(feed) => feed.total(),
+            Self::Recordings(hear) => hear.total(),
+        }
+    }
+}
+
+/// What came in.
+enum Came {
+    /// A row, or a window of one.
+    Work(Taken),
+    NotYet,
+    End,
+}
+
+enum Taken {
+    Prompt(Box<Pending>),
+    Heard(Heard),
+    Failed(Box<Row>),
+}
+
 struct Run<'a> {
     job: &'a Job,
-    prompter: Arc<Prompter>,
+    tokens: Arc<Tokens>,
+    /// Of a job that hears.
+    speech: Option<SpeechRows>,
     stop: Arc<AtomicBool>,
-    feed: Feed,
+    intake: Intake,
     results: Results,
     rows_resumed: u64,
     /// Tokens of late by when they were told, for the rate that progress tells, and those not told yet.
@@ -204,18 +251,12 @@ struct Run<'a> {
     tokens_untold: u64,
 }
 
-/// A row in the scheduler.
+/// A row of text in the scheduler.
 struct Active {
     pending: Pending,
+    request: Arc<Request>,
     stops: Option<StopStrings>,
-    admitted_at: Option<Instant>,
-    started_at_us: i64,
-    first_token_at: Option<Instant>,
-    last_token_at: Option<Instant>,
-    prefill: Duration,
-    /// Decode steps it took part in, and the rows in them all together.
-    decode_steps: u64,
-    decode_rows: u64,
+    clock: Clock,
 }
 
 impl Run<'_> {
@@ -223,17 +264,18 @@ impl Run<'_> {
     fn all_rows(&mut self, model: &Model) -> Result<()> {
         // Weights are loaded for a row that needs them, so a run that finds all done loads none.
         let first = loop {
-            match self.feed.next(true)? {
-                Next::End => return Ok(()),
-                Next::Row(Fed::Ready(pending)) => break pending,
-                Next::Row(Fed::Failed(row)) => self.results.push(&row, Instant::now())?,
-                Next::NotYet => {}
+            match self.take(true)? {
+                Came::End => return Ok(()),
+                Came::Work(Taken::Failed(row)) => self.results.push(&row, Instant::now())?,
+                Came::Work(taken) => break taken,
+                Came::NotYet => {}
             }
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
         };
         let (mut engine, kv_bytes_max, device) = model.load(self.job)?;
+        let engine = &mut *engine;
         self.results.reporter.handle(&Event::Note { message: device.into() });
         let batching = &self.job.batching;
         let mut scheduler = Scheduler::new(Limits {
@@ -245,32 +287,38 @@ impl Run<'_> {
             context_length: model.context_length(),
         });
         let mut active = HashMap::new();
-        self.add(&mut scheduler, &mut active, *first, engine.vocabulary())?;
+        self.bring(&mut scheduler, &mut active, first, engine)?;
         let mut launched: VecDeque<Plan> = VecDeque::new();
         let mut exhausted = false;
         let mut step_ended_at = Instant::now();
         loop {
             let stopping = self.stop.load(Ordering::Relaxed);
-            while !exhausted && !stopping && scheduler.wants() > 0 {
+            while !stopping && scheduler.wants() > 0 {
+                if self.next_pass(&mut scheduler)? {
+                    continue;
+                }
+                if exhausted || self.is_full() {
+                    break;
+                }
                 // Nobody waits for the reading thread while there are rows to compute.
-                match self.feed.next(active.is_empty())? {
-                    Next::End => exhausted = true,
-                    Next::Row(Fed::Ready(pending)) => self.add(&mut scheduler, &mut active, *pending, engine.vocabulary())?,
-                    Next::Row(Fed::Failed(row)) => self.results.push(&row, Instant::now())?,
-                    Next::NotYet => break,
+                match self.take(scheduler.is_idle())? {
+                    Came::End => exhausted = true,
+                    Came::Work(taken) => self.bring(&mut scheduler, &mut active, taken, engine)?,
+                    Came::NotYet => break,
                 }
             }
             let plan = if stopping { Plan::default() } else { scheduler.plan() };
             let idle = plan.is_empty();
             if !idle {
-                admitted(&plan, &mut active);
+                self.admitted(&plan, &mut active);
                 engine.launch(&plan)?;
                 launched.push_back(plan);
             }
             if launched.len() == IN_FLIGHT_MAX || idle {
                 // A row may still be waiting when nothing runs: the next plan takes it.
                 let Some(plan) = launched.pop_front() else {
-                    if stopping || (exhausted && scheduler.is_idle()) {
+                    let done = exhausted && scheduler.is_idle() && self.speech.as_ref().is_none_or(SpeechRows::is_idle);
+                    if stopping || done {
                         return Ok(());
                     }
                     continue;
@@ -280,13 +328,84 @@ impl Run<'_> {
                 let sampled = self.observe(&plan, sampled, &mut active, now, now - step_ended_at);
                 step_ended_at = now;
                 for finished in scheduler.commit(&plan, &sampled)? {
-                    let row = active.remove(&finished.sequence).ok_or_else(|| anyhow!("{:?} ended twice", finished.sequence))?;
-                    let row = self.finish_row(row, finished, now);
-                    self.results.push(&row, now)?;
+                    let row = match (&mut self.speech, active.remove(&finished.sequence)) {
+                        (_, Some(row)) => Some(self.finish_row(row, finished, now)),
+                        (Some(speech), None) => {
+                            let score = engine.speech(finished.sequence).unwrap_or_default();
+                            speech.finished(finished, score, now)
+                        }
+                        (None, None) => return Err(anyhow!("{:?} ended twice", finished.sequence)),
+                    };
+                    if let Some(row) = row {
+                        self.results.push(&row, now)?;
+                    }
                 }
                 self.tell(&scheduler, now)?;
             }
         }
+    }
+
+    /// What comes in next. With `wait` it is never [`Came::NotYet`].
+    fn take(&mut self, wait: bool) -> Result<Came> {
+        Ok(match &mut self.intake {
+            Intake::Prompts(feed) => match feed.next(wait)? {
+                Next::Row(Fed::Ready(pending)) => Came::Work(Taken::Prompt(pending)),
+                Next::Row(Fed::Failed(row)) => Came::Work(Taken::Failed(row)),
+                Next::NotYet => Came::NotYet,
+                Next::End => Came::End,
+            },
+            Intake::Recordings(hear) => match hear.next(wait)? {
+                NextHeard::Heard(Heard::Failed(row)) => Came::Work(Taken::Failed(row)),
+                NextHeard::Heard(heard) => Came::Work(Taken::Heard(heard)),
+                NextHeard::NotYet => Came::NotYet,
+                NextHeard::End => Came::End,
+            },
+        })
+    }
+
+    fn bring(
+        &mut self,
+        scheduler: &mut Scheduler,
+        active: &mut HashMap<SequenceId, Active>,
+        taken: Taken,
+        engine: &dyn Engine,
+    ) -> Result<()> {
+        let now = Instant::now();
+        let row = match (taken, &mut self.speech) {
+            (Taken::Prompt(pending), _) => return self.add(scheduler, active, *pending, engine.vocabulary()),
+            (Taken::Failed(row), _) => Some(*row),
+            (Taken::Heard(Heard::Failed(row)), _) => Some(*row),
+            (Taken::Heard(_), None) => None,
+            (Taken::Heard(Heard::Start(pending)), Some(speech)) => {
+                let seed = row_seed(self.job.generation.seed, &pending.id);
+                speech.start(*pending, seed);
+                None
+            }
+            (Taken::Heard(Heard::Window(window)), Some(speech)) => {
+                speech.window(window);
+                None
+            }
+            (Taken::Heard(Heard::End(ended)), Some(speech)) => speech.end(ended, now),
+        };
+        row.map_or(Ok(()), |row| self.results.push(&row, now))
+    }
+
+    /// Gives the scheduler the next pass over a window, where there is one.
+    fn next_pass(&mut self, scheduler: &mut Scheduler) -> Result<bool> {
+        let Some(speech) = &mut self.speech else { return Ok(false) };
+        let Some(request) = speech.request() else { return Ok(false) };
+        let sequence = request.sequence;
+        if let Err(refused) = scheduler.add(request)
+            && let Some(row) = speech.refused(sequence, refused.to_string())
+        {
+            self.results.push(&row, Instant::now())?;
+        }
+        Ok(true)
+    }
+
+    /// Whether as many windows wait here as rows are decoded together.
+    fn is_full(&self) -> bool {
+        self.speech.as_ref().is_some_and(|speech| speech.backlog() >= self.job.batching.rows as usize)
     }
 
     /// Queues a row; one that can never be computed becomes a failed row.
@@ -297,7 +416,8 @@ impl Run<'_> {
         pending: Pending,
         vocabulary: u32,
     ) -> Result<()> {
-        let request = pending.request.clone();
+        let Work::Text(request) = &pending.work else { return Ok(()) };
+        let request = request.clone();
         let unknown =
             request.prompt.iter().find(|&&token| token >= vocabulary).map(|token| format!("the prompt has the token {token}"));
         let unknown = unknown.or_else(|| {
@@ -314,19 +434,24 @@ impl Run<'_> {
         }
         let stop = &request.generation.stop;
         let stops = (!stop.is_empty()).then(|| StopStrings::new(stop));
-        let row = Active {
-            pending,
-            stops,
-            admitted_at: None,
-            started_at_us: 0,
-            first_token_at: None,
-            last_token_at: None,
-            prefill: Duration::ZERO,
-            decode_steps: 0,
-            decode_rows: 0,
-        };
-        active.insert(request.sequence, row);
+        active.insert(request.sequence, Active { pending, request, stops, clock: Clock::default() });
         Ok(())
+    }
+
+    fn clock<'a>(&'a mut self, active: &'a mut HashMap<SequenceId, Active>, sequence: SequenceId) -> Option<&'a mut Clock> {
+        match active.get_mut(&sequence) {
+            Some(row) => Some(&mut row.clock),
+            None => self.speech.as_mut()?.clock(sequence),
+        }
+    }
+
+    fn admitted(&mut self, plan: &Plan, active: &mut HashMap<SequenceId, Active>) {
+        let now = Instant::now();
+        for admission in &plan.admitted {
+            if let Some(clock) = self.clock(active, admission.request.sequence) {
+                clock.admit(now);
+            }
+        }
     }
 
     /// Notes what a collected step did for each row, and marks the tokens that complete a stop string.
@@ -339,23 +464,23 @@ impl Run<'_> {
         took: Duration,
     ) -> Vec<Sampled> {
         for prefill in &plan.prefill {
-            if let Some(row) = active.get_mut(&prefill.sequence) {
-                row.prefill += took;
+            if let Some(clock) = self.clock(active, prefill.sequence) {
+                clock.prefill += took;
             }
         }
         let together = plan.decode.len() as u64;
         for decode in &plan.decode {
-            if let Some(row) = active.get_mut(&decode.sequence) {
-                row.decode_steps += 1;
-                row.decode_rows += together;
+            if let Some(clock) = self.clock(active, decode.sequence) {
+                clock.decode_steps += 1;
+                clock.decode_rows += together;
             }
         }
         for token in &mut sampled {
-            let Some(row) = active.get_mut(&token.sequence) else { continue };
-            row.first_token_at.get_or_insert(now);
-            row.last_token_at = Some(now);
-            if let Some(stops) = &mut row.stops {
-                token.stop_string = stops.push(self.prompter.tokens(), &row.pending.request.generation.stop, token.token);
+            if let Some(clock) = self.clock(active, token.sequence) {
+                clock.token(now);
+            }
+            if let Some(Active { stops: Some(stops), request, .. }) = active.get_mut(&token.sequence) {
+                token.stop_string = stops.push(&self.tokens, &request.generation.stop, token.token);
             }
         }
         self.tokens_untold += sampled.len() as u64;
@@ -363,26 +488,25 @@ impl Run<'_> {
     }
 
     fn finish_row(&self, row: Active, finished: Finished, now: Instant) -> Row {
-        let request = row.pending.request.clone();
+        let Active { pending, request, clock, .. } = row;
         let stopped_by_token = finished.reason == FinishReason::Stop
             && finished.tokens.last().is_some_and(|token| request.stop_tokens.contains(token));
         let spoken = &finished.tokens[..finished.tokens.len() - usize::from(stopped_by_token)];
-        let text = final_text(self.prompter.tokens(), spoken, &request.generation.stop);
-        let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
-        let admitted_at = row.admitted_at.unwrap_or(now);
-        let first = row.first_token_at.unwrap_or(now);
-        let last = row.last_token_at.unwrap_or(now);
+        let text = final_text(&self.tokens, spoken, &request.generation.stop);
+        let admitted_at = clock.admitted_at.unwrap_or(now);
+        let first = clock.first_token_at.unwrap_or(now);
         let timing = Timing {
             media_ms: 0.0,
             encode_ms: 0.0,
-            queue_ms: milliseconds(admitted_at - row.pending.read_at),
-            prefill_ms: milliseconds(row.prefill),
+            queue_ms: milliseconds(admitted_at - pending.read_at),
+            prefill_ms: milliseconds(clock.prefill),
             ttft_ms: milliseconds(first - admitted_at),
-            decode_ms: milliseconds(last - first),
-            total_ms: milliseconds(now - row.pending.read_at),
-            rows_in_batch: if row.decode_steps == 0 { 1.0 } else { row.decode_rows as f64 / row.decode_steps as f64 },
-            started_at_us: row.started_at_us,
+            decode_ms: milliseconds(clock.decode()),
+            total_ms: milliseconds(now - pending.read_at),
+            rows_in_batch: if clock.decode_steps == 0 { 1.0 } else { clock.decode_rows as f64 / clock.decode_steps as f64 },
+            started_at_us: clock.started_at_us,
         };
+        let score = pending.reference.as_ref().and_then(|reference| compare(&Normalizer::for_language(None), reference, &text));
         let completion = Completion {
             text,
             finish_reason: finished.reason,
@@ -394,7 +518,7 @@ impl Run<'_> {
             heard: None,
             notes: Vec::new(),
         };
-        row.pending.into_row(Outcome::Ok(Box::new(completion)))
+        Row { score, ..pending.into_row(Outcome::Ok(Box::new(completion))) }
     }
 
     fn tell(&mut self, scheduler: &Scheduler, now: Instant) -> Result<()> {
@@ -414,7 +538,7 @@ impl Run<'_> {
         let spent = self.tokens_told.front().map_or(0.0, |(at, _)| (now - *at).as_secs_f64());
         let tokens: u64 = self.tokens_told.iter().skip(1).map(|(_, tokens)| tokens).sum();
         self.results.reporter.handle(&Event::Progress(Progress {
-            rows_total: self.feed.total().map(|total| total.rows),
+            rows_total: self.intake.total().map(|total| total.rows),
             rows_done: self.rows_resumed + rows_ok + rows_failed,
             rows_ok,
             rows_failed,
@@ -428,19 +552,5 @@ impl Run<'_> {
             seconds_left: None,
         }));
         Ok(())
-    }
-}
-
-fn admitted(plan: &Plan, active: &mut HashMap<SequenceId, Active>) {
-    if plan.admitted.is_empty() {
-        return;
-    }
-    let now = Instant::now();
-    let started_at_us = jiff::Timestamp::now().as_microsecond();
-    for admission in &plan.admitted {
-        if let Some(row) = active.get_mut(&admission.request.sequence) {
-            row.admitted_at = Some(now);
-            row.started_at_us = started_at_us;
-        }
     }
 }

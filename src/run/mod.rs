@@ -1,11 +1,15 @@
 //! What each command does. Only here do all stages meet.
 
 mod check;
+mod clock;
 mod convert;
 mod feed;
+mod hear;
 mod inspect;
 mod job_run;
 mod open;
+mod show;
+mod speech;
 pub mod summary;
 
 use std::io::{self, Write};
@@ -50,6 +54,7 @@ pub fn command(args: &Args) -> Status {
         Command::Inspect(inspect) => inspect::inspect(inspect),
         Command::Convert(convert) => convert::convert(convert),
         Command::Summary(summary) => summarize(summary),
+        Command::Show(show) => show::show(show),
         Command::Completions(completions) => args::completions(completions.shell).map(|()| Status::Ok).map_err(Into::into),
         Command::Man => args::man_page().map(|()| Status::Ok).map_err(Into::into),
     };

@@ -4,16 +4,22 @@ use std::{
     collections::BTreeMap,
     io::{Read, Seek, SeekFrom},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Context, Result};
 use globset::GlobBuilder;
+use serde_json::Value;
+
+use super::feed::Preparation;
 
 use crate::{
     engine::{self, Engine, MlxEngine, MlxOptions, fake::FakeEngine, fake::FakeModel},
-    job::{Job, JobError, KvBudget, Place, Problem},
+    job::{Job, JobError, KvBudget, Order, Place, Problem},
+    manifest,
     model::{self, ModelFiles},
-    prompt::Prompter,
+    prompt::{Prompter, Tokens},
+    transcribe::Transcriber,
 };
 
 /// The name that needs no model.
@@ -25,6 +31,45 @@ const SIDE_FILES: [&str; 5] =
 
 const WEIGHT_SAMPLES: u64 = 256;
 const WEIGHT_SAMPLE_BYTES: u64 = 4096;
+
+/// The family that takes recordings alone.
+const SPEECH_FAMILY: &str = "whisper";
+
+/// The bins of a Whisper's features, and the tokens of its decoder, where the model is `fake`.
+const FAKE_BINS: usize = 80;
+const SPEECH_TOKENS: u32 = 448;
+
+/// How rows become requests, and tokens text.
+pub enum Words {
+    Prompts(Arc<Prompter>),
+    /// `bins` of the model's features.
+    Recordings {
+        transcriber: Arc<Transcriber>,
+        bins: usize,
+    },
+}
+
+impl Words {
+    /// In which order rows are taken. Windows all cost the same, and recordings that a manifest holds itself must not pile up.
+    pub fn order(&self, job: &Job) -> Order {
+        if matches!(self, Self::Recordings { .. }) { Order::Manifest } else { job.batching.order }
+    }
+
+    pub fn preparation(&self, job: &Job) -> Preparation {
+        match self {
+            Self::Prompts(prompter) => Preparation::Prompts { prompter: prompter.clone(), model: job.model.path.clone() },
+            Self::Recordings { transcriber, .. } => {
+                Preparation::Recordings { transcriber: transcriber.clone(), columns: job.input.columns.clone() }
+            }
+        }
+    }
+}
+
+/// Whether the first row has a recording: the fake model is what its rows need.
+fn holds_recordings(job: &Job) -> Result<bool> {
+    let block = manifest::open(&job.input)?.next_block()?.unwrap_or_default();
+    Ok(block.iter().find_map(|row| row.as_ref().ok()).is_some_and(|item| item.audio.is_some()))
+}
 
 /// A job's model, found but not loaded.
 pub enum Model {
@@ -41,14 +86,24 @@ impl Model {
         Ok(Self::Files(Box::new(files)))
     }
 
-    pub fn prompter(&self, job: &Job) -> Result<Prompter> {
+    /// What the job's rows become before the model sees them, and how its tokens become text.
+    pub fn words(&self, job: &Job) -> Result<Words> {
         Ok(match self {
+            Self::Fake if holds_recordings(job)? => {
+                let transcriber = Arc::new(Transcriber::fake(job, SPEECH_TOKENS));
+                Words::Recordings { transcriber, bins: FAKE_BINS }
+            }
             Self::Fake => {
                 let mut prompter = Prompter::fake(job)?;
                 prompter.limit_context(FakeModel::bytes().context_length);
-                prompter
+                Words::Prompts(Arc::new(prompter))
             }
-            Self::Files(files) => Prompter::new(job, files)?,
+            Self::Files(files) if files.family() == SPEECH_FAMILY => {
+                let tokens = Arc::new(Tokens::of_model(files, None)?);
+                let bins = files.config().get("num_mel_bins").and_then(Value::as_u64).unwrap_or_default() as usize;
+                Words::Recordings { transcriber: Arc::new(Transcriber::new(job, tokens, self.context_length())?), bins }
+            }
+            Self::Files(files) => Words::Prompts(Arc::new(Prompter::new(job, files)?)),
         })
     }
 

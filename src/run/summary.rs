@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use arrow::{
-    array::{AsArray, RecordBatch},
-    datatypes::{DataType, Float64Type, TimeUnit, TimestampMicrosecondType, UInt32Type},
+    array::{Array, AsArray, RecordBatch},
+    datatypes::{DataType, Float64Type, TimeUnit, TimestampMicrosecondType, UInt32Type, UInt64Type},
 };
 use thiserror::Error;
 
 use crate::{
-    report::{Measured, Summary, Tally},
+    report::{Measured, Summary, Tally, Texts},
+    score::Score,
     sink::{ClosedPart, PartError, part_files},
 };
 
@@ -23,7 +24,8 @@ pub enum SummaryError {
     Part(#[from] PartError),
 }
 
-const COLUMNS: [&str; 15] = [
+const COLUMNS: [&str; 22] = [
+    "row",
     "status",
     "error_stage",
     "error",
@@ -39,9 +41,17 @@ const COLUMNS: [&str; 15] = [
     "total_ms",
     "rows_in_batch",
     "started_at",
+    "audio_seconds",
+    "notes",
+    "reference_words",
+    "word_errors",
+    "reference_characters",
+    "character_errors",
 ];
+/// Of the rows that compare worst something is shown.
+const TEXTS: [&str; 3] = ["id", "reference", "text"];
 
-/// Reads the parts of a results folder, a few thousand rows at a time, and none of their texts.
+/// Reads the parts of a results folder, a few thousand rows at a time, and none of their texts but where they have scores.
 ///
 /// # Errors
 /// When the folder has no parts, and when one cannot be read; the error names the file.
@@ -59,7 +69,8 @@ pub fn summarize(folder: &Path) -> Result<Summary, SummaryError> {
         let part = ClosedPart::open(path)?;
         check_columns(&part)?;
         model = model.or_else(|| part.metadata().get("mlxbatch.model_id").map(|id| (*id).to_owned()));
-        for batch in part.read(&COLUMNS)? {
+        let columns = if part.has_values("word_errors") { [&COLUMNS[..], &TEXTS].concat() } else { COLUMNS.to_vec() };
+        for batch in part.read(&columns)? {
             add_batch(&mut tally, &batch?);
         }
     }
@@ -68,10 +79,20 @@ pub fn summarize(folder: &Path) -> Result<Summary, SummaryError> {
 
 /// After this, [`add_batch`] finds each column with its type.
 fn check_columns(part: &ClosedPart) -> Result<(), PartError> {
-    for name in COLUMNS {
+    for name in COLUMNS.into_iter().chain(TEXTS) {
         let (kind, expected) = match name {
-            "status" | "error_stage" | "error" => (DataType::Utf8, "utf8"),
-            "prompt_tokens" | "cached_tokens" | "completion_tokens" => (DataType::UInt32, "uint32"),
+            "id" | "status" | "error_stage" | "error" | "reference" | "text" => (DataType::Utf8, "utf8"),
+            "row" => (DataType::UInt64, "uint64"),
+            "prompt_tokens"
+            | "cached_tokens"
+            | "completion_tokens"
+            | "reference_words"
+            | "word_errors"
+            | "reference_characters"
+            | "character_errors" => (DataType::UInt32, "uint32"),
+            // Only whether there are any counts.
+            "notes" if part.schema().field_with_name(name).is_ok() => continue,
+            "notes" => return Err(part.no_column(name, "list of utf8")),
             "started_at" => (DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())), "timestamp(us, UTC)"),
             _ => (DataType::Float64, "float64"),
         };
@@ -92,6 +113,11 @@ fn add_batch(tally: &mut Tally, batch: &RecordBatch) {
     let (media, encode, queue, prefill) = (times("media_ms"), times("encode_ms"), times("queue_ms"), times("prefill_ms"));
     let (ttft, decode, total, together) = (times("ttft_ms"), times("decode_ms"), times("total_ms"), times("rows_in_batch"));
     let started_at = column("started_at").as_primitive::<TimestampMicrosecondType>();
+    let (audio_seconds, notes) = (times("audio_seconds"), column("notes"));
+    let rows = column("row").as_primitive::<UInt64Type>();
+    let (words, word_errors) = (counts("reference_words"), counts("word_errors"));
+    let (characters, character_errors) = (counts("reference_characters"), counts("character_errors"));
+    let texts = batch.column_by_name("text").map(|_| TEXTS.map(text));
     for at in 0..batch.num_rows() {
         if status.value(at) != "ok" {
             // A null reads as an empty string.
@@ -111,7 +137,19 @@ fn add_batch(tally: &mut Tally, batch: &RecordBatch) {
             total_ms: total.value(at),
             rows_in_batch: together.value(at),
             started_at_us: started_at.value(at),
+            audio_seconds: audio_seconds.is_valid(at).then(|| audio_seconds.value(at)),
+            has_notes: notes.is_valid(at),
         });
+        if let Some([id, reference, text]) = texts.filter(|_| word_errors.is_valid(at)) {
+            let score = Score {
+                words: words.value(at),
+                word_errors: word_errors.value(at),
+                characters: characters.value(at),
+                character_errors: character_errors.value(at),
+            };
+            let texts = Texts { id: id.value(at), reference: reference.value(at), text: text.value(at) };
+            tally.scored(rows.value(at), &score, texts);
+        }
     }
 }
 
@@ -139,6 +177,43 @@ mod tests {
         assert_eq!(found.rows_in_batch, Some(2.5));
         let shown = found.to_string();
         assert!(shown.contains("33 × prompt: row 1 has \"no\" prompt"), "{shown}");
+    }
+
+    #[test]
+    fn parts_give_audio_and_scores_as_the_run_did() {
+        let folder = results_folder();
+        let job = job(folder.path());
+        let (mut results, done) = Folder::open(&job, &provenance(), false).unwrap();
+        let rows: Vec<_> = (0..100).map(|number| if number % 3 == 2 { heard_row(number) } else { row(number) }).collect();
+        push_all(&mut results, &done, &rows).unwrap();
+        results.finish(End::Complete { rows: 100 }, Value::Null).unwrap();
+        let mut tally = Tally::default();
+        rows.iter().for_each(|row| tally.add(row));
+        let expected = Summary { model: "fake".into(), output: folder.path().into(), parts: 25, ..tally.summary() };
+        let found = summarize(folder.path()).unwrap();
+        assert_eq!(found, expected);
+        let seconds: f64 = (2..100).step_by(3).map(|number| 7.5 + f64::from(number)).sum();
+        let (audio, scores) = (found.audio.unwrap(), found.scores.unwrap());
+        assert_eq!((audio.rows, audio.audio_seconds, found.rows_with_notes), (33, seconds, 33));
+        assert_eq!(audio.times_real_time, Some(seconds / found.wall_seconds));
+        let errors: u64 = (2..100).step_by(3).map(|number| 1 + number % 8).sum();
+        assert_eq!((scores.rows, scores.reference_words, scores.word_errors), (33, 330, errors));
+        assert_eq!(scores.worst_rows.iter().map(|row| row.row).collect::<Vec<_>>(), [23, 47, 71, 95, 14]);
+        assert_eq!((scores.worst_rows[0].id.as_str(), scores.worst_rows[0].text.as_str()), ("id-23", "text 23 ✓"));
+    }
+
+    #[test]
+    fn parts_without_scores_say_so() {
+        let folder = results_folder();
+        let (mut results, _) = Folder::open(&job(folder.path()), &provenance(), false).unwrap();
+        let mut push = |row: &crate::sink::Row| {
+            results.push(row, std::time::Instant::now()).unwrap();
+            results.close_part().unwrap();
+        };
+        push(&ok_row(0));
+        push(&heard_row(1));
+        let has = |part: usize, column| ClosedPart::open(&part_files(folder.path()).unwrap()[part]).unwrap().has_values(column);
+        assert_eq!([has(0, "word_errors"), has(1, "word_errors"), has(0, "text"), has(0, "wer")], [false, true, true, false]);
     }
 
     fn refused(folder: &Path) -> String {

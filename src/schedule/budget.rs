@@ -18,6 +18,8 @@ pub struct Price {
     /// Scratch of a step's prefill: bytes a prompt token, and bytes a (prompt token × token of its own context) pair.
     pub prefill_bytes_per_token: u64,
     pub prefill_bytes_per_pair: u64,
+    /// Scratch of encoding the recordings or images of admitted rows, as many at once as the engine takes.
+    pub encode_bytes: u64,
 }
 
 impl Price {
@@ -65,7 +67,8 @@ impl Limits {
     /// chunk, as several rows' chunks in one step are no longer together, and none of their contexts is longer than a slot.
     pub fn layout_bytes(&self, slots: u32, slot_tokens: u32) -> u64 {
         let prefill = self.price.prefill_bytes(self.prefill_chunk, slot_tokens);
-        self.price.cache_bytes(slots, slot_tokens).saturating_add(prefill)
+        // One after the other: an encoder's scratch is free again before the prompt is computed.
+        self.price.cache_bytes(slots, slot_tokens).saturating_add(prefill.max(self.price.encode_bytes))
     }
 
     /// Refuses a row that could not be computed even alone.
@@ -142,6 +145,7 @@ mod tests {
             slot_tokens_step: 16,
             prefill_bytes_per_token: 7,
             prefill_bytes_per_pair: 2,
+            encode_bytes: 0,
         }
     }
 

@@ -423,6 +423,7 @@ mod tests {
             slot_tokens_step: 1,
             prefill_bytes_per_token: 0,
             prefill_bytes_per_pair: 0,
+            encode_bytes: 0,
         };
         Limits { rows: 2, prefill_chunk: 1, prompt_concurrency: 1, kv_bytes_max: 100, price, context_length: 50 }
     }

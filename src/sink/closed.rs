@@ -72,6 +72,16 @@ impl ClosedPart {
         pairs.into_iter().flatten().filter_map(|pair| Some((pair.key.as_str(), pair.value.as_deref()?))).collect()
     }
 
+    /// Whether a column of no nested type has a value that is not null; true where the file does not say.
+    pub fn has_values(&self, column: &str) -> bool {
+        let empty = self.footer.metadata().row_groups().iter().all(|group| {
+            let chunk = group.columns().iter().find(|chunk| chunk.column_path().parts() == [column]);
+            let nulls = chunk.and_then(|chunk| chunk.statistics()?.null_count_opt());
+            nulls.is_some_and(|nulls| nulls == group.num_rows().max(0) as u64)
+        });
+        !empty
+    }
+
     /// Reads the named columns, or all for none named, a batch at a time; batches have them in the file's order.
     pub fn read(&self, columns: &[&str]) -> Result<Batches, PartError> {
         let damaged = |source| PartError::Damaged { file: self.path.clone(), source };

@@ -5,21 +5,23 @@ use std::sync::Arc;
 use arrow::{
     array::{
         ArrayRef, Float64Builder, ListBuilder, RecordBatch, StringBuilder, TimestampMicrosecondBuilder, UInt32Array, UInt32Builder,
-        UInt64Builder, new_null_array,
+        UInt64Builder,
     },
-    datatypes::DataType,
     error::ArrowError,
 };
 
 use super::{
     Completion, Outcome, Row,
+    heard::{HeardColumns, ScoreColumns},
     kept::{KeptColumn, KeptType, widen},
-    schema::{Layout, token_field},
+    schema::{Layout, note_field, token_field},
 };
 use crate::schedule::FinishReason;
 
 /// About what a row's numbers take.
-const NUMBERS_BYTES: usize = 200;
+const NUMBERS_BYTES: usize = 240;
+/// About what a note takes beside its text.
+const NOTE_BYTES: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Columns {
@@ -35,11 +37,13 @@ pub(super) struct Columns {
     error: StringBuilder,
     text: StringBuilder,
     finish_reason: StringBuilder,
+    heard: HeardColumns,
+    notes: ListBuilder<StringBuilder>,
     prompt_tokens: UInt32Builder,
     cached_tokens: UInt32Builder,
     completion_tokens: UInt32Builder,
-    /// media_ms and encode_ms, of which text has none.
-    no_ms: Float64Builder,
+    media_ms: Float64Builder,
+    encode_ms: Float64Builder,
     queue_ms: Float64Builder,
     prefill_ms: Float64Builder,
     ttft_ms: Float64Builder,
@@ -50,6 +54,7 @@ pub(super) struct Columns {
     started_at: TimestampMicrosecondBuilder,
     token_ids: ListBuilder<UInt32Builder>,
     reference: StringBuilder,
+    score: ScoreColumns,
     kept: Vec<KeptColumn>,
 }
 
@@ -69,10 +74,13 @@ impl Columns {
             error: StringBuilder::new(),
             text: StringBuilder::new(),
             finish_reason: StringBuilder::new(),
+            heard: HeardColumns::default(),
+            notes: ListBuilder::new(StringBuilder::new()).with_field(note_field()),
             prompt_tokens: UInt32Builder::new(),
             cached_tokens: UInt32Builder::new(),
             completion_tokens: UInt32Builder::new(),
-            no_ms: Float64Builder::new(),
+            media_ms: Float64Builder::new(),
+            encode_ms: Float64Builder::new(),
             queue_ms: Float64Builder::new(),
             prefill_ms: Float64Builder::new(),
             ttft_ms: Float64Builder::new(),
@@ -83,6 +91,7 @@ impl Columns {
             started_at: TimestampMicrosecondBuilder::new().with_timezone("UTC"),
             token_ids: ListBuilder::new(UInt32Builder::new()).with_field(token_field()),
             reference: StringBuilder::new(),
+            score: ScoreColumns::default(),
             kept,
         }
     }
@@ -109,8 +118,14 @@ impl Columns {
         self.reference.append_option(row.reference.as_deref());
         self.bytes += NUMBERS_BYTES + row.id.len() + row.source.len() + row.reference.as_ref().map_or(0, String::len);
         match &row.outcome {
-            Outcome::Ok(completion) => self.push_completion(completion),
-            Outcome::Failed { stage, error } => self.push_failure(stage.name(), error),
+            Outcome::Ok(completion) => {
+                self.push_completion(completion);
+                self.score.push(row.score.as_ref());
+            }
+            Outcome::Failed { stage, error } => {
+                self.push_failure(stage.name(), error);
+                self.score.push(None);
+            }
         }
         for (name, column) in self.layout.kept.iter().zip(&mut self.kept) {
             self.bytes += column.push(row.columns.get(name))?;
@@ -129,10 +144,17 @@ impl Columns {
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
         });
+        self.bytes += self.heard.push(completion.heard.as_ref());
+        for note in &completion.notes {
+            self.notes.values().append_value(note);
+        }
+        self.notes.append(!completion.notes.is_empty());
+        self.bytes += notes_bytes(&completion.notes);
         self.prompt_tokens.append_value(completion.prompt_tokens);
         self.cached_tokens.append_value(completion.cached_tokens);
         self.completion_tokens.append_value(completion.completion_tokens);
-        self.no_ms.append_value(0.0);
+        self.media_ms.append_value(timing.media_ms);
+        self.encode_ms.append_value(timing.encode_ms);
         self.queue_ms.append_value(timing.queue_ms);
         self.prefill_ms.append_value(timing.prefill_ms);
         self.ttft_ms.append_value(timing.ttft_ms);
@@ -157,11 +179,14 @@ impl Columns {
         self.error.append_value(error);
         self.text.append_null();
         self.finish_reason.append_null();
+        self.heard.push(None);
+        self.notes.append_null();
         for counts in [&mut self.prompt_tokens, &mut self.cached_tokens, &mut self.completion_tokens] {
             counts.append_value(0);
         }
         for times in [
-            &mut self.no_ms,
+            &mut self.media_ms,
+            &mut self.encode_ms,
             &mut self.queue_ms,
             &mut self.prefill_ms,
             &mut self.ttft_ms,
@@ -183,9 +208,6 @@ impl Columns {
     pub fn take(&mut self, kept: &[KeptType]) -> Result<RecordBatch, ArrowError> {
         let rows = std::mem::take(&mut self.rows);
         self.bytes = 0;
-        let zeros: ArrayRef = Arc::new(UInt32Array::from(vec![0; rows]));
-        let no_ms: ArrayRef = Arc::new(self.no_ms.finish());
-        let no_float = new_null_array(&DataType::Float64, rows);
         let mut arrays: Vec<ArrayRef> = vec![
             Arc::new(self.id.finish()),
             Arc::new(self.row.finish()),
@@ -196,14 +218,18 @@ impl Columns {
             Arc::new(self.error.finish()),
             Arc::new(self.text.finish()),
             Arc::new(self.finish_reason.finish()),
+            Arc::new(self.heard.language.finish()),
+            Arc::new(self.heard.segments.finish()?),
+            Arc::new(self.notes.finish()),
             Arc::new(self.prompt_tokens.finish()),
-            zeros.clone(),
-            zeros,
+            // Images are not there yet.
+            Arc::new(UInt32Array::from(vec![0; rows])),
+            Arc::new(self.heard.audio_tokens.finish()),
             Arc::new(self.cached_tokens.finish()),
             Arc::new(self.completion_tokens.finish()),
-            no_float.clone(),
-            no_ms.clone(),
-            no_ms,
+            Arc::new(self.heard.audio_seconds.finish()),
+            Arc::new(self.media_ms.finish()),
+            Arc::new(self.encode_ms.finish()),
             Arc::new(self.queue_ms.finish()),
             Arc::new(self.prefill_ms.finish()),
             Arc::new(self.ttft_ms.finish()),
@@ -217,11 +243,16 @@ impl Columns {
             arrays.push(Arc::new(self.token_ids.finish()));
         }
         arrays.push(Arc::new(self.reference.finish()));
-        arrays.push(no_float);
+        arrays.extend(self.score.finish());
         for (column, kind) in self.kept.iter_mut().zip(kept) {
             arrays.push(widen(&column.take(), &kind.data_type())?);
             *column = KeptColumn::new();
         }
         RecordBatch::try_new(self.layout.schema(kept), arrays)
     }
+}
+
+/// About what a row's notes take in memory.
+pub(super) fn notes_bytes(notes: &[String]) -> usize {
+    notes.iter().map(|note| NOTE_BYTES + note.len()).sum()
 }

@@ -16,6 +16,7 @@ use super::{
     closed::{ClosedPart, PartError},
     done::RowSet,
     files::{self, FAILED_FILE},
+    schema::LAST,
 };
 
 /// A longer line was not written by us.
@@ -260,8 +261,7 @@ fn line_of_part(batch: &RecordBatch, at: usize, id_column: &str) -> Map<String, 
     let value = |name: &str| batch.column_by_name(name).map_or(Value::Null, |column| json_value(column, at));
     let mut line = Map::new();
     line.insert(id_column.into(), value("id"));
-    // Behind wer stand the kept columns, and nothing else.
-    let own = batch.schema().index_of("wer").map_or(batch.num_columns(), |wer| wer + 1);
+    let own = batch.schema().index_of(LAST).map_or(batch.num_columns(), |last| last + 1);
     for (field, column) in batch.schema().fields().iter().zip(batch.columns()).skip(own) {
         line.entry(field.name().clone()).or_insert_with(|| json_value(column, at));
     }

@@ -7,18 +7,24 @@ use std::{
 };
 
 use arrow::{
-    array::{AsArray, RecordBatch},
-    datatypes::UInt64Type,
+    array::{Array, AsArray, RecordBatch},
+    compute::concat_batches,
+    datatypes::{DataType, TimestampMicrosecondType, UInt64Type},
+    util::display::array_value_to_string,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{ClosedPart, Completion, Done, Folder, Outcome, Provenance, Row, RowState, SinkError, Stage, Timing, part_files};
+use super::{
+    ClosedPart, Completion, Done, End, Folder, Heard, Outcome, Provenance, Row, RowState, Segment, SinkError, Stage, Timing,
+    part_files,
+};
 use crate::{
     job::{
         Audio, Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results, Transcription,
     },
     schedule::FinishReason,
+    score::Score,
 };
 
 /// In memory where the system has such a place: these tests sync thousands of files.
@@ -104,6 +110,32 @@ pub fn ok_row(row: u64) -> Row {
     }
 }
 
+/// Of a recording, with a score.
+pub fn heard_row(row: u64) -> Row {
+    let mut heard = ok_row(row);
+    let Outcome::Ok(completion) = &mut heard.outcome else { unreachable!() };
+    let segment = |start: f64, text: &str| Segment {
+        start,
+        end: start + 2.5,
+        text: text.into(),
+        avg_logprob: -0.25,
+        compression_ratio: 1.5,
+        no_speech_prob: 0.125,
+        temperature: 0.0,
+    };
+    completion.timing.media_ms = 20.0;
+    completion.timing.encode_ms = 30.0;
+    completion.heard = Some(Heard {
+        audio_seconds: 7.5 + row as f64,
+        audio_tokens: 1500,
+        language: Some("en".into()),
+        segments: vec![segment(0.0, " Hello ✓"), segment(4.5, " there.")],
+    });
+    completion.notes = vec!["the recording ends early".into(), "the left channel was taken".into()];
+    heard.score = Some(Score { words: 10, word_errors: 1 + (row as u32 % 8), characters: 50, character_errors: 3 });
+    heard
+}
+
 pub fn failed_row(row: u64) -> Row {
     let outcome = Outcome::Failed { stage: Stage::Prompt, error: format!("row {row} has \"no\" prompt") };
     Row { outcome, reference: None, ..ok_row(row) }
@@ -136,6 +168,26 @@ pub fn push_all(folder: &mut Folder, done: &Done, rows: &[Row]) -> Result<(), Si
 pub fn batches(folder: &Path) -> Vec<RecordBatch> {
     let parts = part_files(folder).unwrap();
     parts.iter().flat_map(|part| ClosedPart::open(part).unwrap().read(&[]).unwrap().map(Result::unwrap)).collect()
+}
+
+/// What a complete run of the rows leaves.
+pub fn written(job: &Job, rows: &[Row]) -> RecordBatch {
+    let (mut folder, done) = Folder::open(job, &provenance(), false).unwrap();
+    push_all(&mut folder, &done, rows).unwrap();
+    folder.finish(End::Complete { rows: rows.len() as u64 }, Value::Null).unwrap();
+    let batches = batches(&job.output);
+    concat_batches(&batches[0].schema(), &batches).unwrap()
+}
+
+/// One row of the results as text, `-` for null.
+pub fn shown(batch: &RecordBatch, at: usize) -> Vec<String> {
+    let value = |column: &arrow::array::ArrayRef| match column.data_type() {
+        _ if column.is_null(at) => "-".to_owned(),
+        DataType::Timestamp(..) => column.as_primitive::<TimestampMicrosecondType>().value(at).to_string(),
+        _ => array_value_to_string(column, at).unwrap().trim_end().to_owned(),
+    };
+    let names = batch.schema().fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>();
+    names.iter().zip(batch.columns()).map(|(name, column)| format!("{name}={}", value(column))).collect()
 }
 
 /// Row numbers in the parts, in their order.

@@ -12,10 +12,11 @@ use serde_json::{Map, Value};
 
 use super::{
     Done, Outcome, Provenance, Row, SinkError, Stage,
-    columns::Columns,
+    columns::{Columns, notes_bytes},
     done::RowSet,
     failed::{FailedRows, Span, reconcile},
     files::{self, Listing, RECORD_FILE, SUCCESS_FILE, part_name, temporary},
+    heard::segments_bytes,
     kept::KeptType,
     record::{self, Record, State},
     resume::{self, metadata, widen_part},
@@ -355,7 +356,10 @@ impl Folder {
 /// About what a row takes in memory: its kept columns, or all of them when it failed.
 fn row_bytes(row: &Row, layout: &Layout) -> usize {
     let text = match &row.outcome {
-        Outcome::Ok(completion) => completion.text.len() + 4 * completion.token_ids.len(),
+        Outcome::Ok(completion) => {
+            let segments = completion.heard.as_ref().map_or(0, |heard| segments_bytes(&heard.segments));
+            completion.text.len() + 4 * completion.token_ids.len() + segments + notes_bytes(&completion.notes)
+        }
         Outcome::Failed { error, .. } => error.len() + row.columns.values().map(value_bytes).sum::<usize>(),
     };
     let kept = layout.kept.iter().filter_map(|name| row.columns.get(name)).map(value_bytes).sum::<usize>();
@@ -380,6 +384,7 @@ fn too_large(row: &Row, bytes: usize, bytes_max: usize) -> Row {
         source: start(&row.source),
         outcome: Outcome::Failed { stage: Stage::Manifest, error },
         reference: None,
+        score: None,
         columns: Map::new(),
         ..*row
     }

@@ -25,6 +25,7 @@ mod files;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod folder;
+mod heard;
 mod kept;
 mod record;
 mod resume;

@@ -12,17 +12,21 @@ use parquet::{
     schema::types::ColumnPath,
 };
 
-use super::{SinkError, kept::KeptType};
+use super::{
+    SinkError,
+    heard::{segment_field, segment_paths},
+    kept::KeptType,
+};
 use crate::job::Results;
 
 /// Raised when a column changes its name, type or meaning.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// Rows of a row group, the size that DuckDB reads best.
 const ROW_GROUP_ROWS_MAX: usize = 122_880;
 
 /// Columns of every part before the kept ones, `token_ids` left out unless asked for.
-const COLUMNS: [(&str, Kind, bool); 29] = [
+const COLUMNS: [(&str, Kind, bool); 37] = [
     ("id", Kind::Text, false),
     ("row", Kind::Number, false),
     ("source", Kind::Text, false),
@@ -32,6 +36,9 @@ const COLUMNS: [(&str, Kind, bool); 29] = [
     ("error", Kind::Word, true),
     ("text", Kind::Text, true),
     ("finish_reason", Kind::Word, true),
+    ("language", Kind::Word, true),
+    ("segments", Kind::Segments, true),
+    ("notes", Kind::Notes, true),
     ("prompt_tokens", Kind::Count, false),
     ("image_tokens", Kind::Count, false),
     ("audio_tokens", Kind::Count, false),
@@ -51,9 +58,16 @@ const COLUMNS: [(&str, Kind, bool); 29] = [
     (TOKEN_IDS, Kind::TokenIds, true),
     ("reference", Kind::Text, true),
     ("wer", Kind::Float, true),
+    ("cer", Kind::Float, true),
+    ("reference_words", Kind::Count, true),
+    ("word_errors", Kind::Count, true),
+    ("reference_characters", Kind::Count, true),
+    (LAST, Kind::Count, true),
     // No manifest column may take its place: it comes with `results.logprobs`.
     (LOGPROBS, Kind::Later, true),
 ];
+/// Behind it stand the kept columns, and nothing else.
+pub(super) const LAST: &str = "character_errors";
 const TOKEN_IDS: &str = "token_ids";
 const LOGPROBS: &str = "logprobs";
 
@@ -69,6 +83,8 @@ enum Kind {
     /// Microseconds since the Unix epoch, UTC.
     Instant,
     TokenIds,
+    Segments,
+    Notes,
     Later,
 }
 
@@ -114,6 +130,8 @@ impl Kind {
             Kind::Float => DataType::Float64,
             Kind::Instant => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
             Kind::TokenIds | Kind::Later => DataType::List(token_field()),
+            Kind::Segments => DataType::List(segment_field()),
+            Kind::Notes => DataType::List(note_field()),
         }
     }
 }
@@ -121,6 +139,11 @@ impl Kind {
 /// The field of a `token_ids` list's values.
 pub(super) fn token_field() -> Arc<Field> {
     Arc::new(Field::new_list_field(DataType::UInt32, false))
+}
+
+/// The field of a `notes` list's values.
+pub(super) fn note_field() -> Arc<Field> {
+    Arc::new(Field::new_list_field(DataType::Utf8, false))
 }
 
 /// zstd throughout; dictionaries only where values repeat, as they cost time and memory where they do not.
@@ -137,7 +160,9 @@ pub(super) fn writer_properties(metadata: Vec<KeyValue>) -> WriterProperties {
             Kind::Number | Kind::Instant => properties
                 .set_column_dictionary_enabled(path.clone(), false)
                 .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED),
-            Kind::Word | Kind::Count | Kind::TokenIds | Kind::Later => properties,
+            Kind::Segments => segment_paths()
+                .fold(properties, |properties, path| properties.set_column_dictionary_enabled(ColumnPath::new(path), false)),
+            Kind::Word | Kind::Count | Kind::TokenIds | Kind::Notes | Kind::Later => properties,
         };
     }
     properties.build()
@@ -167,7 +192,7 @@ mod tests {
             let layout = Layout { token_ids, kept: vec!["speaker".into()] };
             let schema = layout.schema(&[KeptType::Integer]);
             assert_eq!(schema.fields().last().unwrap().name(), "speaker");
-            assert_eq!(schema.fields().len(), 28 + usize::from(token_ids));
+            assert_eq!(schema.fields().len(), 36 + usize::from(token_ids));
             assert_eq!(schema.field_with_name("token_ids").is_ok(), token_ids);
         }
     }

@@ -1,10 +1,8 @@
 use std::time::{Duration, Instant};
 
 use arrow::{
-    array::{Array, AsArray, RecordBatch},
-    compute::concat_batches,
+    array::AsArray,
     datatypes::{DataType, Float64Type, TimeUnit, TimestampMicrosecondType, UInt32Type, UInt64Type},
-    util::display::array_value_to_string,
 };
 use fs_err as fs;
 use serde_json::{Value, json};
@@ -14,25 +12,6 @@ use crate::job::Job;
 
 fn limits() -> Limits {
     Limits { rows: 4, age: Duration::from_secs(3600), bytes: 1 << 20, row_bytes: 1 << 20 }
-}
-
-fn written(job: &Job, rows: &[Row]) -> RecordBatch {
-    let (mut folder, done) = Folder::open(job, &provenance(), false).unwrap();
-    push_all(&mut folder, &done, rows).unwrap();
-    folder.finish(End::Complete { rows: rows.len() as u64 }, Value::Null).unwrap();
-    let batches = batches(&job.output);
-    concat_batches(&batches[0].schema(), &batches).unwrap()
-}
-
-/// One row of the results as text, `-` for null.
-fn shown(batch: &RecordBatch, at: usize) -> Vec<String> {
-    let value = |column: &arrow::array::ArrayRef| match column.data_type() {
-        _ if column.is_null(at) => "-".to_owned(),
-        DataType::Timestamp(..) => column.as_primitive::<TimestampMicrosecondType>().value(at).to_string(),
-        _ => array_value_to_string(column, at).unwrap().trim_end().to_owned(),
-    };
-    let names = batch.schema().fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>();
-    names.iter().zip(batch.columns()).map(|(name, column)| format!("{name}={}", value(column))).collect()
 }
 
 #[test]
@@ -52,6 +31,9 @@ fn every_column_reads_back() {
     error=-
     text=text 4 ✓
     finish_reason=stop
+    language=-
+    segments=-
+    notes=-
     prompt_tokens=14
     image_tokens=0
     audio_tokens=0
@@ -71,6 +53,11 @@ fn every_column_reads_back() {
     token_ids=[4, 4294967295]
     reference=ref
     wer=-
+    cer=-
+    reference_words=-
+    word_errors=-
+    reference_characters=-
+    character_errors=-
     rank=4
     absent=-
     "#);
@@ -84,6 +71,9 @@ fn every_column_reads_back() {
     error=row 1 has "no" prompt
     text=-
     finish_reason=-
+    language=-
+    segments=-
+    notes=-
     prompt_tokens=0
     image_tokens=0
     audio_tokens=0
@@ -103,6 +93,11 @@ fn every_column_reads_back() {
     token_ids=-
     reference=-
     wer=-
+    cer=-
+    reference_words=-
+    word_errors=-
+    reference_characters=-
+    character_errors=-
     rank=1
     absent=-
     "#);
@@ -122,6 +117,9 @@ fn every_column_reads_back() {
     error Utf8?
     text Utf8?
     finish_reason Utf8?
+    language Utf8?
+    segments List(non-null Struct("start": non-null Float64, "end": non-null Float64, "text": non-null Utf8, "avg_logprob": non-null Float32, "compression_ratio": non-null Float32, "no_speech_prob": non-null Float32, "temperature": non-null Float32))?
+    notes List(non-null Utf8)?
     prompt_tokens UInt32
     image_tokens UInt32
     audio_tokens UInt32
@@ -141,6 +139,11 @@ fn every_column_reads_back() {
     token_ids List(non-null UInt32)?
     reference Utf8?
     wer Float64?
+    cer Float64?
+    reference_words UInt32?
+    word_errors UInt32?
+    reference_characters UInt32?
+    character_errors UInt32?
     rank Int64?
     absent Utf8?
     "#);
@@ -187,7 +190,7 @@ fn a_part_tells_where_it_comes_from() {
     let part = ClosedPart::open(&part_files(folder.path()).unwrap()[0]).unwrap();
     let metadata = part.metadata();
     for (key, value) in [
-        ("mlxbatch.schema_version", "1"),
+        ("mlxbatch.schema_version", "2"),
         ("mlxbatch.job_hash", "0000000000000abc"),
         ("mlxbatch.manifest_hash", "m0"),
         ("mlxbatch.model_id", "fake"),
@@ -391,7 +394,8 @@ fn a_record_that_cannot_be_read_is_refused() {
         ("", "EOF"),
         ("{}", "it names no schema_version"),
         (r#"{"schema_version": 99}"#, "it has schema version 99, and mlxbatch"),
-        (r#"{"schema_version": 1, "job": 5}"#, "invalid type"),
+        (r#"{"schema_version": 1, "job": "test"}"#, "it has schema version 1, and mlxbatch"),
+        (r#"{"schema_version": 2, "job": 5}"#, "invalid type"),
         ("[1", "EOF"),
     ] {
         let folder = results_folder();
@@ -525,7 +529,7 @@ fn others_read_it() {
     let mut job = job(folder.path());
     job.results.token_ids = true;
     job.results.keep_columns = vec!["rank".into(), "größe".into()];
-    let mut rows: Vec<_> = (0..100).map(row).collect();
+    let mut rows: Vec<_> = (0..100).map(|number| if number % 3 == 2 { heard_row(number) } else { row(number) }).collect();
     rows[50].columns.insert("größe".into(), json!(1.5));
     rows[90].columns.insert("größe".into(), json!({"a": [1]}));
     written(&job, &rows);

@@ -24,7 +24,8 @@ fn every_shipped_job_reads() -> Result<(), JobError> {
         for manifest in &job.input.manifest {
             assert!(Path::new(manifest).is_file(), "{manifest}");
         }
-        if let Some(folder) = &job.input.folder {
+        // What is downloaded is made up by tests/it/recordings.rs.
+        if let Some(folder) = job.input.folder.as_ref().filter(|folder| !folder.iter().any(|name| name == ".data")) {
             assert!(folder.is_dir(), "{}", folder.display());
         }
         let effective = Job::parse(Path::new("/elsewhere/job.toml"), &job.effective_toml(), &[])?;

@@ -3,15 +3,20 @@
 #![expect(clippy::print_stdout, reason = "skipped tests say so")]
 #![expect(clippy::disallowed_methods, reason = "a test waits for a process by looking again after a while")]
 
+mod audio;
 mod commands;
 mod hostile;
 mod jobs;
 mod kill;
 mod manifest;
 mod model;
+mod parquet_manifest;
 mod program;
 mod prompt;
+mod recordings;
 mod run;
 mod schedule;
 mod signals;
+mod speech;
+mod split;
 mod tidy;

@@ -9,16 +9,16 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-type Row = Result<Item, Box<BadRow>>;
+pub type Row = Result<Item, Box<BadRow>>;
 
 /// A folder of files and the input that names some of them.
-struct Data {
-    folder: TempDir,
-    input: Input,
+pub struct Data {
+    pub folder: TempDir,
+    pub input: Input,
 }
 
 impl Data {
-    fn new(files: &[(&str, &[u8])]) -> Self {
+    pub fn new(files: &[(&str, &[u8])]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for (name, content) in files {
             let path = folder.path().join(name);
@@ -37,32 +37,32 @@ impl Data {
         Self { folder, input: Input { manifest, folder: None, glob: None, columns } }
     }
 
-    fn one(name: &str, content: impl AsRef<[u8]>) -> Self {
+    pub fn one(name: &str, content: impl AsRef<[u8]>) -> Self {
         Self::new(&[(name, content.as_ref())])
     }
 
-    fn named(mut self, patterns: &[&str]) -> Self {
+    pub fn named(mut self, patterns: &[&str]) -> Self {
         self.input.manifest = patterns.iter().map(|pattern| self.path(pattern)).collect();
         self
     }
 
-    fn walked(mut self, glob: Option<&str>) -> Self {
+    pub fn walked(mut self, glob: Option<&str>) -> Self {
         self.input.manifest.clear();
         self.input.folder = Some(self.folder.path().to_path_buf());
         self.input.glob = glob.map(str::to_owned);
         self
     }
 
-    fn path(&self, name: &str) -> String {
+    pub fn path(&self, name: &str) -> String {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    fn rows(&self) -> Vec<Row> {
+    pub fn rows(&self) -> Vec<Row> {
         manifest::open(&self.input).unwrap().map(Result::unwrap).collect()
     }
 
     /// Each row as `id`, or `source! error` of a bad one, sources without the folder.
-    fn shown(&self) -> Vec<String> {
+    pub fn shown(&self) -> Vec<String> {
         let folder = format!("{}/", self.folder.path().display());
         let shown = |row: Row| match row {
             Ok(item) => item.id,
@@ -71,20 +71,20 @@ impl Data {
         self.rows().into_iter().map(shown).collect()
     }
 
-    fn fails(&self) -> String {
+    pub fn fails(&self) -> String {
         let error = manifest::open(&self.input).err().expect("opened");
         error.to_string().replace(&format!("{}/", self.folder.path().display()), "")
     }
 
     #[track_caller]
-    fn fails_with(&self, expected: &str) {
+    pub fn fails_with(&self, expected: &str) {
         let error = self.fails();
         assert!(error.contains(expected), "gave     {error}\nexpected {expected}");
     }
 
     /// `expected` are whole ids of good rows, and for bad rows parts of what [`Data::shown`] gives, beginning with the source.
     #[track_caller]
-    fn gives(&self, expected: &[&str]) {
+    pub fn gives(&self, expected: &[&str]) {
         let shown = self.shown();
         let same = |(shown, expected): (&String, &&str)| match expected.split_once("! ") {
             None => shown == expected,
@@ -94,7 +94,7 @@ impl Data {
     }
 }
 
-fn columns(value: Value) -> Map<String, Value> {
+pub fn columns(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
@@ -305,8 +305,9 @@ fn utf_16_is_a_bad_file() {
 fn bad_files_are_named_before_anything_is_read() {
     let good = ("good.jsonl", b"{\"id\": 1}\n".as_slice());
     let with = |name: &str, content: &[u8]| Data::new(&[good, (name, content)]);
-    with("b.parquet", b"PAR1")
-        .fails_with("`b.parquet` cannot be used: Parquet manifests are not yet supported; convert it to JSONL");
+    with("b.parquet", b"PAR1").fails_with("`b.parquet` cannot be used: it is damaged or cut off; copy it again");
+    with("b.jsonl", b"PAR1").fails_with("it is Parquet; name it .parquet");
+    with("b.wav", b"RIFF").fails_with("a recording is a row, not a manifest; give its folder as `input.folder`");
     with("b.tar", b"x").fails_with("tar archives are not yet supported");
     with("b.jsonl.gz", b"\x1f\x8b").fails_with("decompress it first");
     with("b.xlsx", b"PK").fails_with("save the sheet as CSV");

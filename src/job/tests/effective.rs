@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::{LEAST, read, read_with};
 use crate::job::{
-    Audio, Batching, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Model, Order, Prompt, Results, Transcription,
+    Audio, Batching, Channels, Columns, Device, Dtype, Generation, Input, Job, KvBudget, Long, Model, Order, Prompt, Results,
+    SpeechTask, Transcription,
 };
 
 fn least() -> Job {
@@ -58,7 +59,7 @@ fn every_key() {
         [input]
         folder = "./texts"
         glob = "**/*.txt"
-        columns = { id = "utt", prompt = "question", messages = "chat", reference = "answer" }
+        columns = { id = "utt", prompt = "question", messages = "chat", reference = "answer", audio = "path", language = "locale" }
         [prompt]
         system = "Be brief."
         template = "{{ question }}"
@@ -85,6 +86,21 @@ fn every_key() {
         prefill_chunk = 128
         prompt_concurrency = 2
         order = "manifest"
+        [audio]
+        long = "truncate"
+        channels = "right"
+        [transcription]
+        task = "translate"
+        language = "Welsh"
+        timestamps = false
+        initial_prompt = "Glossary: MLX."
+        temperatures = [0, 0.5]
+        compression_ratio_threshold = false
+        logprob_threshold = -0.5
+        no_speech_threshold = false
+        suppress_tokens = [-1, 50_257]
+        suppress_blank = false
+        max_initial_timestamp = 2
         [results]
         token_ids = true
         keep_columns = ["speaker"]
@@ -106,8 +122,8 @@ fn every_key() {
                 prompt: "question".to_owned(),
                 messages: "chat".to_owned(),
                 reference: "answer".to_owned(),
-                audio: "audio".to_owned(),
-                language: "language".to_owned(),
+                audio: "path".to_owned(),
+                language: "locale".to_owned(),
             },
         },
         prompt: Prompt { system: Some("Be brief.".to_owned()), template: Some("{{ question }}".to_owned()), thinking: true },
@@ -134,8 +150,20 @@ fn every_key() {
             prompt_concurrency: 2,
             order: Order::Manifest,
         },
-        audio: Audio::default(),
-        transcription: Transcription::default(),
+        audio: Audio { long: Long::Truncate, channels: Channels::Right },
+        transcription: Transcription {
+            task: SpeechTask::Translate,
+            language: Some("Welsh".to_owned()),
+            timestamps: false,
+            initial_prompt: Some("Glossary: MLX.".to_owned()),
+            temperatures: vec![0.0, 0.5],
+            compression_ratio_threshold: None,
+            logprob_threshold: Some(-0.5),
+            no_speech_threshold: None,
+            suppress_tokens: vec![-1, 50_257],
+            suppress_blank: false,
+            max_initial_timestamp: 2.0,
+        },
         results: Results { token_ids: true, keep_columns: vec!["speaker".to_owned()], rows_per_part: 7, seconds_per_part: 9 },
     };
     assert_eq!(job.unwrap(), expected);
@@ -211,6 +239,24 @@ fn hash_changes_with_what_changes_a_row() {
         "columns = { prompt = \"q\" }",
         "columns = { messages = \"q\" }",
         "columns = { reference = \"q\" }",
+        "columns = { audio = \"q\" }",
+        "columns = { language = \"q\" }",
+        "[audio]\nlong = \"truncate\"",
+        "[audio]\nchannels = \"left\"",
+        "[transcription]\ntask = \"translate\"",
+        "[transcription]\nlanguage = \"en\"",
+        "[transcription]\ntimestamps = false",
+        "[transcription]\ninitial_prompt = \"en\"",
+        "[transcription]\ntemperatures = [0]",
+        "[transcription]\ncompression_ratio_threshold = 2",
+        "[transcription]\ncompression_ratio_threshold = false",
+        "[transcription]\nlogprob_threshold = -2",
+        "[transcription]\nlogprob_threshold = false",
+        "[transcription]\nno_speech_threshold = 0.5",
+        "[transcription]\nno_speech_threshold = false",
+        "[transcription]\nsuppress_tokens = []",
+        "[transcription]\nsuppress_blank = false",
+        "[transcription]\nmax_initial_timestamp = 2",
         "[prompt]\nsystem = \"\"",
         "[prompt]\ntemplate = \"\"",
         "[prompt]\nthinking = true",
@@ -254,6 +300,10 @@ fn hash_changes_with_what_changes_a_row() {
         "results.rows_per_part=1",
         "results.seconds_per_part=1",
         "generation.temperature=-0.0",
+        "input.columns.audio=audio",
+        "audio.long=split",
+        "transcription.temperatures=[0, 0.2, 0.4, 0.6, 0.8, 1]",
+        "transcription.compression_ratio_threshold=2.4",
     ];
     for setting in settings {
         assert_eq!(with(&[setting]), unchanged, "{setting}");
@@ -323,23 +373,54 @@ fn input() -> impl Strategy<Value = Input> {
     let manifest = prop::collection::vec(path().prop_map(|path| path + ".csv"), 1..3).prop_map(|manifest| (manifest, None, None));
     let folder = (path(), prop::option::of("[a-z*?./]{1,9}"))
         .prop_map(|(folder, glob)| (Vec::new(), Some(PathBuf::from(format!("/in{folder}"))), glob));
-    (prop_oneof![manifest, folder], prop::collection::hash_set(name(), 4)).prop_map(|((manifest, folder, glob), names)| {
+    (prop_oneof![manifest, folder], prop::collection::hash_set(name(), 6)).prop_map(|((manifest, folder, glob), names)| {
         let mut names = names.into_iter();
         let mut name = || names.next().unwrap();
         Input {
             manifest,
             folder,
             glob,
-            columns: Columns {
-                id: name(),
-                prompt: name(),
-                messages: name(),
-                reference: name(),
-                audio: "audio".to_owned(),
-                language: "language".to_owned(),
-            },
+            columns: Columns { id: name(), prompt: name(), messages: name(), reference: name(), audio: name(), language: name() },
         }
     })
+}
+
+fn audio() -> impl Strategy<Value = Audio> {
+    let long = prop::sample::select(vec![Long::Split, Long::Truncate]);
+    let channels = prop::sample::select(vec![Channels::Mix, Channels::Left, Channels::Right]);
+    (long, channels).prop_map(|(long, channels)| Audio { long, channels })
+}
+
+fn transcription() -> impl Strategy<Value = Transcription> {
+    let texts = (prop::option::of("[^\\p{Cc}]{0,12}[^\\p{Cc}\\s]"), prop::option::of(text()));
+    let thresholds = (
+        prop::option::of(f32::MIN_POSITIVE..=100.0_f32),
+        prop::option::of(-100.0..=0.0_f32),
+        prop::option::of(0.0..=1.0_f32),
+        0.0..=30.0_f32,
+    );
+    let temperatures = prop::collection::vec(0.0..=1.0_f32, 1..=16);
+    let tokens = prop::collection::vec(-1..=i64::from(u32::MAX), 0..4);
+    let task = prop::sample::select(vec![SpeechTask::Transcribe, SpeechTask::Translate]);
+    let lists = (temperatures, tokens);
+    (task, texts, thresholds, lists, any::<bool>(), any::<bool>()).prop_map(
+        |(task, (language, initial_prompt), thresholds, (temperatures, suppress_tokens), timestamps, suppress_blank)| {
+            let (compression_ratio_threshold, logprob_threshold, no_speech_threshold, max_initial_timestamp) = thresholds;
+            Transcription {
+                task,
+                language,
+                timestamps,
+                initial_prompt,
+                temperatures,
+                compression_ratio_threshold,
+                logprob_threshold,
+                no_speech_threshold,
+                suppress_tokens,
+                suppress_blank,
+                max_initial_timestamp,
+            }
+        },
+    )
 }
 
 fn job() -> impl Strategy<Value = Job> {
@@ -373,8 +454,9 @@ fn job() -> impl Strategy<Value = Job> {
             seconds_per_part,
         },
     );
-    (name(), path(), model, input(), prompt, generation(), batching, results).prop_map(
-        |(name, output, (path, device, dtype), input, prompt, generation, batching, results)| Job {
+    let speech = (audio(), transcription());
+    (name(), path(), model, input(), prompt, generation(), batching, speech, results).prop_map(
+        |(name, output, (path, device, dtype), input, prompt, generation, batching, (audio, transcription), results)| Job {
             file: "/jobs/job.toml".into(),
             name,
             output: PathBuf::from(format!("/out{output}")),
@@ -383,8 +465,8 @@ fn job() -> impl Strategy<Value = Job> {
             prompt,
             generation,
             batching,
-            audio: Audio::default(),
-            transcription: Transcription::default(),
+            audio,
+            transcription,
             results,
         },
     )

@@ -352,6 +352,163 @@ fn prompt_and_messages_in_one_column() {
 }
 
 #[test]
+fn recording_and_text_in_one_column() {
+    assert_snapshot!(message("columns = { audio = \"path\", language = \"path\" }\n"), @r#"
+    the job /jobs/job.toml cannot be run: 1 problem
+
+    /jobs/job.toml:5:13: `input.columns.audio` and `input.columns.language` are both the column "path"
+      |
+    5 | columns = { audio = "path", language = "path" }
+      |             ^^^^^
+      = help: a column holds either a recording or text; leave one of the two out, or rename it
+    "#);
+    assert_snapshot!(message("columns = { reference = \"audio\" }\n"), @r#"
+    the job /jobs/job.toml cannot be run: 1 problem
+
+    /jobs/job.toml:5:13: `input.columns.audio` and `input.columns.reference` are both the column "audio"
+      |
+    5 | columns = { reference = "audio" }
+      |             ^^^^^^^^^
+      = help: a column holds either a recording or text; leave one of the two out, or rename it
+    "#);
+}
+
+#[test]
+fn misspelt_keys_of_recordings() {
+    assert_snapshot!(message("[audio]\nchannel = \"mix\"\nlong = \"spilt\"\n[transcripton]\n"), @r#"
+    the job /jobs/job.toml cannot be run: 3 problems
+
+    /jobs/job.toml:6:1: unknown key `audio.channel`
+      |
+    6 | channel = "mix"
+      | ^^^^^^^
+      = help: did you mean `audio.channels`?
+
+    /jobs/job.toml:7:8: `audio.long` expects one of "split", "truncate", found the string "spilt"
+      |
+    7 | long = "spilt"
+      |        ^^^^^^^
+      = help: did you mean "split"?
+
+    /jobs/job.toml:8:2: unknown table or key `transcripton`
+      |
+    8 | [transcripton]
+      |  ^^^^^^^^^^^^
+      = help: did you mean `transcription`?
+    "#);
+    assert_snapshot!(message("[transcription]\ntemperature = 0\nlanguages = \"en\"\n"), @r#"
+    the job /jobs/job.toml cannot be run: 2 problems
+
+    /jobs/job.toml:6:1: unknown key `transcription.temperature`
+      |
+    6 | temperature = 0
+      | ^^^^^^^^^^^
+      = help: did you mean `transcription.temperatures`?
+
+    /jobs/job.toml:7:1: unknown key `transcription.languages`
+      |
+    7 | languages = "en"
+      | ^^^^^^^^^
+      = help: did you mean `transcription.language`?
+    "#);
+}
+
+#[test]
+fn transcription_out_of_range() {
+    let text = r#"[transcription]
+task = "transscribe"
+language = " "
+timestamps = "yes"
+initial_prompt = 5
+temperatures = [0, 1.5]
+compression_ratio_threshold = 0
+logprob_threshold = true
+no_speech_threshold = 60
+suppress_tokens = [-2]
+suppress_blank = 1
+max_initial_timestamp = 31
+"#;
+    assert_snapshot!(message(text), @r#"
+    the job /jobs/job.toml cannot be run: 11 problems
+
+    /jobs/job.toml:6:8: `transcription.task` expects one of "transcribe", "translate", found the string "transscribe"
+      |
+    6 | task = "transscribe"
+      |        ^^^^^^^^^^^^^
+      = help: did you mean "transcribe"?
+
+    /jobs/job.toml:7:12: `transcription.language` expects a language such as "en" or "English", of 40 characters at most, not empty and without control characters, found the string " "
+      |
+    7 | language = " "
+      |            ^^^
+
+    /jobs/job.toml:8:14: `transcription.timestamps` expects true or false, found the string "yes"
+      |
+    8 | timestamps = "yes"
+      |              ^^^^^
+
+    /jobs/job.toml:9:18: `transcription.initial_prompt` expects text, found 5
+      |
+    9 | initial_prompt = 5
+      |                  ^
+
+    /jobs/job.toml:10:20: `transcription.temperatures` expects numbers from 0 to 1, found 1.5
+       |
+    10 | temperatures = [0, 1.5]
+       |                    ^^^
+
+    /jobs/job.toml:11:31: `transcription.compression_ratio_threshold` expects a number above 0, or false to leave it off, found 0
+       |
+    11 | compression_ratio_threshold = 0
+       |                               ^
+
+    /jobs/job.toml:12:21: `transcription.logprob_threshold` expects a number of at most 0, or false to leave it off, found true
+       |
+    12 | logprob_threshold = true
+       |                     ^^^^
+
+    /jobs/job.toml:13:23: `transcription.no_speech_threshold` expects a number from 0 to 1, or false to leave it off, found 60
+       |
+    13 | no_speech_threshold = 60
+       |                       ^^
+
+    /jobs/job.toml:14:20: `transcription.suppress_tokens` expects integers from -1 to 4294967295, found -2
+       |
+    14 | suppress_tokens = [-2]
+       |                    ^^
+
+    /jobs/job.toml:15:18: `transcription.suppress_blank` expects true or false, found 1
+       |
+    15 | suppress_blank = 1
+       |                  ^
+
+    /jobs/job.toml:16:25: `transcription.max_initial_timestamp` expects seconds, from 0 to 30, found 31
+       |
+    16 | max_initial_timestamp = 31
+       |                         ^^
+    "#);
+}
+
+#[test]
+fn transcription_lists_that_are_none() {
+    for (key, value, expected) in [
+        ("temperatures", "0.5".to_owned(), "an array of 1 to 16 numbers from 0 to 1, found 0.5"),
+        ("temperatures", "[]".to_owned(), "an array of 1 to 16 numbers from 0 to 1, found an empty array"),
+        ("temperatures", format!("[{}]", "0,".repeat(17)), "an array of 1 to 16 numbers from 0 to 1, found 17 of them"),
+        ("temperatures", "[nan]".to_owned(), "numbers from 0 to 1, found nan"),
+        ("suppress_tokens", "-1".to_owned(), "an array of token ids, in which -1 stands for what is not speech, found -1"),
+        ("suppress_tokens", "[1.0]".to_owned(), "integers from -1 to 4294967295, found 1.0"),
+        ("suppress_tokens", "[4294967296]".to_owned(), "integers from -1 to 4294967295, found 4294967296"),
+        ("suppress_tokens", format!("[{}]", "1,".repeat(4097)), "4096 token ids at most, found 4097 of them"),
+        ("language", format!("\"{}\"", "x".repeat(41)), "a language such as \"en\" or \"English\", of 40 characters at most"),
+        ("no_speech_threshold", "\"off\"".to_owned(), "a number from 0 to 1, or false to leave it off, found the string \"off\""),
+    ] {
+        let error = message(&format!("[transcription]\n{key} = {value}\n"));
+        assert!(error.contains(&format!("`transcription.{key}` expects {expected}")), "{error}");
+    }
+}
+
+#[test]
 fn column_kept_twice() {
     assert_snapshot!(message("[results]\nkeep_columns = [\"a\", \"b\", \"a\"]\n"), @r#"
     the job /jobs/job.toml cannot be run: 1 problem
@@ -383,13 +540,12 @@ fn later_keys_are_refused() {
         ("[batching]\nkv_bits = 8", "batching.kv_bits"),
         ("[batching]\nkv_bits = 4", "batching.kv_bits"),
         ("[batching]\nprefix_cache = true", "batching.prefix_cache"),
-        ("columns = { audio = \"path\" }", "input.columns.audio"),
+        ("columns = { video = \"clip\" }", "input.columns.video"),
         ("columns = { image = \"photo\" }", "input.columns.image"),
         ("[generation]\nlogprobs = 5", "generation.logprobs"),
         ("[generation]\njson_schema = {}", "generation.json_schema"),
         ("[generation]\nxtc_probability = 0.5", "generation.xtc_probability"),
         ("[generation]\nxtc_threshold = 0.1", "generation.xtc_threshold"),
-        ("[audio]\nlong = \"split\"", "audio"),
     ];
     for (text, key) in later {
         let JobError::Problems { problems, .. } = read(&format!("{LEAST}{text}\n")).expect_err(text) else { panic!("{text}") };
@@ -398,7 +554,7 @@ fn later_keys_are_refused() {
         assert!(problems[0].message.ends_with("is not yet supported"), "{problems:?}");
         assert!(problems[0].help.is_some(), "{problems:?}");
     }
-    let adapter = "[model]\npath = \"fake\"\nadapter = \"lora\"\n[input]\nmanifest = [\"a.jsonl\", \"b.parquet\"]\n";
+    let adapter = "[model]\npath = \"fake\"\nadapter = \"lora\"\n[input]\nmanifest = [\"a.jsonl\", \"b.tar\"]\n";
     assert_snapshot!(read(adapter).unwrap_err(), @r#"
     the job /jobs/job.toml cannot be run: 2 problems
 
@@ -408,10 +564,10 @@ fn later_keys_are_refused() {
       | ^^^^^^^
       = help: remove it to run the model without the adapter
 
-    /jobs/job.toml:5:24: `input.manifest` expects JSONL, CSV or TSV files (.parquet is not yet supported), found the string "b.parquet"
+    /jobs/job.toml:5:24: `input.manifest` expects JSONL, CSV, TSV or Parquet files (.tar is not yet supported), found the string "b.tar"
       |
-    5 | manifest = ["a.jsonl", "b.parquet"]
-      |                        ^^^^^^^^^^^
+    5 | manifest = ["a.jsonl", "b.tar"]
+      |                        ^^^^^^^
     "#);
 }
 

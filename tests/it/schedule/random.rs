@@ -28,7 +28,7 @@ struct Job {
 }
 
 fn job() -> impl Strategy<Value = Job> {
-    let price = (1..4u64, vec((1..32u32, 1..4u64), 0..3), 0..8u64, 1..9u32, 0..3u64, 0..2u64).prop_map(
+    let price = (1..4u64, vec((1..32u32, 1..4u64), 0..3), 0..8u64, 1..9u32, 0..3u64, 0..2u64, 0..60u64).prop_map(
         |(
             full_bytes_per_token,
             windows,
@@ -36,6 +36,7 @@ fn job() -> impl Strategy<Value = Job> {
             slot_tokens_step,
             prefill_bytes_per_token,
             prefill_bytes_per_pair,
+            encode_bytes,
         )| Price {
             full_bytes_per_token,
             windows,
@@ -43,6 +44,7 @@ fn job() -> impl Strategy<Value = Job> {
             slot_tokens_step,
             prefill_bytes_per_token,
             prefill_bytes_per_pair,
+            encode_bytes,
         },
     );
     let limits = (1..20u32, 1..12u32, 1..6u32, 100..4000u64, price, 30..60u32).prop_map(

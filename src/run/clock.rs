@@ -1,0 +1,40 @@
+//! When what happened to a sequence.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A sequence's own clock.
+#[derive(Debug, Default)]
+pub struct Clock {
+    pub admitted_at: Option<Instant>,
+    /// Microseconds since the Unix epoch, at admission.
+    pub started_at_us: i64,
+    pub first_token_at: Option<Instant>,
+    pub last_token_at: Option<Instant>,
+    /// The steps that computed its prompt.
+    pub prefill: Duration,
+    /// Decode steps it took part in, and the rows in them all together.
+    pub decode_steps: u64,
+    pub decode_rows: u64,
+}
+
+impl Clock {
+    pub fn admit(&mut self, now: Instant) {
+        self.admitted_at = Some(now);
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.started_at_us = i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX);
+    }
+
+    pub fn token(&mut self, now: Instant) {
+        self.first_token_at.get_or_insert(now);
+        self.last_token_at = Some(now);
+    }
+
+    /// First token to last.
+    pub fn decode(&self) -> Duration {
+        self.first_token_at.zip(self.last_token_at).map_or(Duration::ZERO, |(first, last)| last - first)
+    }
+}
+
+pub fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
