@@ -264,7 +264,7 @@ impl SpeechRow {
         let mut text = String::new();
         let mut segments = Vec::new();
         let mut token_ids = Vec::new();
-        let (mut completion_tokens, mut cut, mut uncertain) = (0, false, 0);
+        let (mut completion_tokens, mut cut, mut uncertain, mut nonsense) = (0, false, 0, 0);
         let mut notes = ended.notes;
         for state in windows {
             let State::Done { start_seconds, transcript } = state else { continue };
@@ -274,6 +274,10 @@ impl SpeechRow {
             completion_tokens += transcript.completion_tokens;
             cut |= transcript.cut;
             uncertain += transcript.uncertain;
+            nonsense += transcript.nonsense;
+        }
+        if nonsense > 0 {
+            notes.push(format!("{nonsense} stretches read like nothing that was said, and their text was left out"));
         }
         if uncertain > 0 {
             notes.push(format!(

@@ -13,6 +13,10 @@ const FRAME_SECONDS: f64 = 0.01;
 /// Frames between two timestamps.
 const FRAMES_PER_TIMESTAMP: usize = 2;
 
+/// What no temperature made likelier than so many times `logprob_threshold` is nothing that was said: at the default, a token in
+/// twenty on average. Music in an unknown language gives such text at temperature 1.
+const NONSENSE: f32 = 3.0;
+
 /// Passes of a window at most, temperatures not counted: each goes on by a timestamp at least, and more than so many segments do
 /// not fit into 30 seconds of speech.
 const PLACES_MAX: usize = 64;
@@ -66,6 +70,8 @@ pub struct Transcript {
     pub cut: bool,
     /// Passes whose text was kept though no temperature brought it over the thresholds.
     pub uncertain: u32,
+    /// Passes whose text was so unlikely that it was left out.
+    pub nonsense: u32,
 }
 
 impl Transcript {
@@ -79,6 +85,7 @@ impl Transcript {
             completion_tokens: 0,
             cut: false,
             uncertain: 0,
+            nonsense: 0,
         }
     }
 }
@@ -145,7 +152,8 @@ impl WindowTranscript {
         let over = |value: f32, threshold: Option<f32>| threshold.is_some_and(|threshold| value > threshold);
         let unlikely = settings.logprob_threshold.is_some_and(|threshold| avg_logprob < threshold);
         let silent = over(no_speech_prob, settings.no_speech_threshold);
-        let again = (over(compression_ratio, settings.compression_ratio_threshold) || unlikely) && !silent;
+        // Silence is not tried again.
+        let again = (over(compression_ratio, settings.compression_ratio_threshold) || unlikely) && !(silent && unlikely);
         if again && self.attempt + 1 < settings.temperatures.len() {
             self.attempt += 1;
             return Next::Pass(self.pass());
@@ -155,7 +163,10 @@ impl WindowTranscript {
         let frames = self.features.frames.saturating_sub(self.seek);
         // What is likely is kept, however silent it is said to be.
         let mut next_seek = self.seek + frames;
-        if !(silent && !over(avg_logprob, settings.logprob_threshold)) {
+        let silent = silent && !over(avg_logprob, settings.logprob_threshold);
+        let nonsense = settings.logprob_threshold.is_some_and(|threshold| avg_logprob < NONSENSE * threshold);
+        self.transcript.nonsense += u32::from(nonsense && !silent);
+        if !silent && !nonsense {
             let stretch = |start: f64, end: f64, tokens: &[u32]| {
                 let text = transcriber.text(tokens);
                 (Segment { start, end, text, avg_logprob, compression_ratio, no_speech_prob, temperature }, tokens.to_vec())
@@ -250,3 +261,7 @@ pub fn compression_ratio(text: &str) -> f32 {
     let compressed = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish());
     compressed.map_or(0.0, |compressed| text.len() as f32 / compressed.len() as f32)
 }
+
+#[cfg(test)]
+#[path = "window_tests.rs"]
+mod tests;
