@@ -113,6 +113,28 @@ fn scatter_by(
     }
 }
 
+/// `a @ b` in float32, computed at once, then changed by `change`, which is given its numbers in order. On the CPU alone.
+pub fn matmul_then(a: &Array, b: &Array, change: impl FnOnce(&mut [f32])) -> Result<Array, EngineError> {
+    change_computed(a.matmul(b)?, change)
+}
+
+/// `array × factor` in float32, computed at once, then changed by `change`, as in [`matmul_then`].
+pub fn multiply_then(array: &Array, factor: f32, change: impl FnOnce(&mut [f32])) -> Result<Array, EngineError> {
+    change_computed(array.multiply(Array::from_f32(factor))?, change)
+}
+
+/// `result` is of an operation that was asked for here, so that its buffer is its own.
+fn change_computed(result: Array, change: impl FnOnce(&mut [f32])) -> Result<Array, EngineError> {
+    let numbers = result.try_as_slice::<f32>().map_err(|error| EngineError::Mlx(error.to_string()))?;
+    let (pointer, length) = (numbers.as_ptr().cast_mut(), numbers.len());
+    if length > 0 {
+        // SAFETY: the operation has run, into a buffer that it allocated or took over from an array that nothing else holds; the
+        // handle, which is the only one, is not used while the slice lives, and no task reads it before this returns.
+        change(unsafe { std::slice::from_raw_parts_mut(pointer, length) });
+    }
+    Ok(result)
+}
+
 /// Whether MLX can compute on a GPU here.
 pub fn gpu_available() -> bool {
     // SAFETY: the device handle is made and freed here; `available` outlives the call.

@@ -3,6 +3,7 @@
 mod cache;
 pub mod fake;
 mod ffi;
+mod host;
 mod mlx;
 mod models;
 mod sample;

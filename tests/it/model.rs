@@ -42,6 +42,8 @@ fn gemma3_is_read_from_gguf() {
     assert_eq!((summary.parameters, summary.full_layers, summary.window_layers), (268_098_176, 3, 15));
 }
 
+const TOKENIZER: &[u8] = br#"{"of":"openai"}"#;
+
 /// What the hub says of one model, by path.
 type Files = HashMap<String, Vec<u8>>;
 
@@ -88,12 +90,19 @@ fn respond(path: &str, range: Option<&str>, files: &Files) -> (&'static str, Str
     if path.starts_with("/api/models/gated/name") {
         return ("401 Unauthorized", String::new(), vec![]);
     }
+    // What mlx-whisper's checkpoints come without.
+    if path.starts_with("/api/models/openai/whisper-tiny.en") {
+        let siblings = json!([{"rfilename": "tokenizer.json", "size": TOKENIZER.len()}, {"rfilename": "model.safetensors"}]);
+        return ("200 OK", String::new(), json!({"sha": SHA, "siblings": siblings}).to_string().into_bytes());
+    }
     if path.starts_with("/api/models/org/name") {
         let siblings: Vec<_> = files.iter().map(|(name, bytes)| json!({"rfilename": name, "size": bytes.len()})).collect();
         return ("200 OK", String::new(), json!({"sha": SHA, "siblings": siblings}).to_string().into_bytes());
     }
     let name = path.strip_prefix(&format!("/org/name/resolve/{SHA}/"));
-    let Some(bytes) = name.and_then(|name| files.get(name)) else { return ("404 Not Found", String::new(), vec![]) };
+    let openai = (path == format!("/openai/whisper-tiny.en/resolve/{SHA}/tokenizer.json")).then_some(TOKENIZER);
+    let found = name.and_then(|name| files.get(name)).map(|bytes| &bytes[..]).or(openai);
+    let Some(bytes) = found else { return ("404 Not Found", String::new(), vec![]) };
     let (start, end) = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')).unwrap_or(("0", ""));
     let start: usize = start.parse().unwrap();
     let end = end.parse().map_or(bytes.len(), |end: usize| (end + 1).min(bytes.len()));
@@ -153,6 +162,36 @@ fn a_model_is_fetched_from_a_hub_once() {
     let gone = "http://127.0.0.1:1";
     assert_eq!(model::locate_with("org/name", || hub(gone, &cache)).unwrap().stop_tokens(), [5]);
     assert!(model::locate_with("org/name", || Hub { offline: true, ..hub(gone, &cache) }).is_ok());
+}
+
+#[test]
+fn a_whisper_gets_its_tokenizer_from_openai() {
+    let config = json!({"n_mels": 80, "n_audio_ctx": 1500, "n_audio_state": 384, "n_audio_head": 6, "n_audio_layer": 4,
+        "n_vocab": 51864, "n_text_ctx": 448, "n_text_state": 384, "n_text_head": 6, "n_text_layer": 4});
+    let mut repository = HashMap::from([
+        ("config.json".to_owned(), config.to_string().into_bytes()),
+        ("weights.npz".to_owned(), b"PK".to_vec()),
+        ("README.md".to_owned(), b"x".to_vec()),
+    ]);
+    let cache = tempfile::tempdir().unwrap();
+    let (address, log) = serve(repository.clone());
+    let files = model::locate_with("org/name", || hub(&address, &cache)).unwrap();
+    assert_eq!((files.family(), files.context_length()), ("whisper", Some(448)));
+    assert_eq!(files.side_file("tokenizer.json").unwrap().unwrap().as_bytes(), TOKENIZER);
+    assert_eq!(files.weight_files().len(), 1);
+    assert!(!log.lock().unwrap().iter().any(|line| line.contains("whisper-tiny.en/resolve") && line.contains("model.safetensors")));
+    // From the cache afterwards.
+    let gone = || Hub { offline: true, ..hub("http://127.0.0.1:1", &cache) };
+    let files = model::locate_with("org/name", gone).unwrap();
+    assert_eq!(files.side_file("tokenizer.json").unwrap().unwrap().as_bytes(), TOKENIZER);
+
+    // One of its own is kept.
+    repository.insert("tokenizer.json".to_owned(), b"{}".to_vec());
+    let cache = tempfile::tempdir().unwrap();
+    let (address, log) = serve(repository);
+    let files = model::locate_with("org/name", || hub(&address, &cache)).unwrap();
+    assert_eq!(files.side_file("tokenizer.json").unwrap().as_deref(), Some("{}"));
+    assert!(!log.lock().unwrap().iter().any(|line| line.contains("openai")));
 }
 
 #[track_caller]

@@ -3,7 +3,7 @@
 //! Sources: arXiv:2212.04356; openai/whisper `whisper/model.py`; mlx-examples `whisper/mlx_whisper/whisper.py`; transformers
 //! `modeling_whisper.py`.
 
-use mlx_rs::{Array, ops};
+use mlx_rs::{Array, Device, DeviceType, Dtype, fast, ops, transforms};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -15,6 +15,7 @@ use super::{
 use crate::engine::{
     EngineError,
     cache::{Cache, CrossLayout, LayerLayout, Step},
+    ffi, host,
     weights::{Loader, WeightError},
 };
 
@@ -131,10 +132,14 @@ impl Encoder for Whisper {
         let (hidden, ffn) = (config.d_model as u64, config.encoder_ffn_dim() as u64);
         let (tokens, heads) = (config.max_source_positions as u64, config.encoder_attention_heads as u64);
         // Features and what both convolutions unfold and give; or a layer's hidden states and its widest ones, with what comes of
-        // them; and scores with their softmax.
+        // them. Then scores with their softmax: of all heads and rows, or of one.
         let frames = 2 * tokens * (config.num_mel_bins as u64 * 4 + hidden * 5);
         let layer = tokens * (hidden * 8 + ffn * 4);
-        rows * dtype_bytes * (frames.max(layer) + 2 * heads * tokens * tokens)
+        let scores = match self.encoder.elementwise {
+            Elementwise::Mlx => 2 * rows * heads * tokens * tokens,
+            Elementwise::Host => 2 * tokens * tokens,
+        };
+        dtype_bytes * (rows * frames.max(layer) + scores)
     }
 }
 
@@ -152,20 +157,48 @@ struct AudioEncoder {
     embed_positions: Array,
     layers: Vec<EncoderLayer>,
     layer_norm: LayerNorm,
+    elementwise: Elementwise,
+}
+
+/// Who computes softmax and GELU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Elementwise {
+    /// MLX, when the graph is evaluated.
+    Mlx,
+    /// [`host`], at once: float32 on the CPU, where it is several times as fast.
+    Host,
+}
+
+impl Elementwise {
+    fn of(weight: &Array) -> Result<Self, WeightError> {
+        let on_cpu = matches!(Device::try_default()?.get_type()?, DeviceType::Cpu);
+        Ok(if on_cpu && weight.dtype() == Dtype::Float32 { Self::Host } else { Self::Mlx })
+    }
+
+    fn gelu(self, x: &Array) -> Result<Array, EngineError> {
+        match self {
+            Self::Mlx => gelu(x),
+            Self::Host => ffi::multiply_then(x, std::f32::consts::FRAC_1_SQRT_2, host::gelu_each),
+        }
+    }
 }
 
 impl AudioEncoder {
     fn forward(&self, features: &Array) -> Result<Array, EngineError> {
         let features = features.as_dtype(self.embed_positions.dtype())?;
         let (weight, bias) = &self.conv1;
-        let hidden = gelu(&ops::conv1d(features, weight, 1, 1, None, None)?.add(bias)?)?;
+        let hidden = self.elementwise.gelu(&ops::conv1d(features, weight, 1, 1, None, None)?.add(bias)?)?;
         let (weight, bias) = &self.conv2;
-        let hidden = gelu(&ops::conv1d(hidden, weight, 2, 1, None, None)?.add(bias)?)?;
+        let hidden = self.elementwise.gelu(&ops::conv1d(hidden, weight, 2, 1, None, None)?.add(bias)?)?;
         let mut hidden = hidden.add(&self.embed_positions)?;
         for layer in &self.layers {
-            hidden = layer.forward(&hidden)?;
+            hidden = layer.forward(&hidden, self.elementwise)?;
         }
-        self.layer_norm.forward(&hidden)
+        let encoded = self.layer_norm.forward(&hidden)?;
+        if self.elementwise == Elementwise::Host {
+            encoded.eval()?;
+        }
+        Ok(encoded)
     }
 }
 
@@ -177,9 +210,9 @@ struct EncoderLayer {
 }
 
 impl EncoderLayer {
-    fn forward(&self, x: &Array) -> Result<Array, EngineError> {
-        let hidden = x.add(self.self_attn.forward_all(&self.self_attn_layer_norm.forward(x)?)?)?;
-        Ok(hidden.add(self.mlp.forward(&self.final_layer_norm.forward(&hidden)?)?)?)
+    fn forward(&self, x: &Array, elementwise: Elementwise) -> Result<Array, EngineError> {
+        let hidden = x.add(self.self_attn.forward_all(&self.self_attn_layer_norm.forward(x)?, elementwise)?)?;
+        Ok(hidden.add(self.mlp.forward(&self.final_layer_norm.forward(&hidden)?, elementwise)?)?)
     }
 }
 
@@ -197,7 +230,7 @@ impl DecoderLayer {
         let hidden = x.add(self.self_attn.forward(&self.self_attn_layer_norm.forward(x)?, index, step, cache)?)?;
         let heard = self.encoder_attn.forward_cross(&self.encoder_attn_layer_norm.forward(&hidden)?, index, step, cache)?;
         let hidden = hidden.add(heard)?;
-        Ok(hidden.add(self.mlp.forward(&self.final_layer_norm.forward(&hidden)?)?)?)
+        Ok(hidden.add(self.mlp.forward(&self.final_layer_norm.forward(&hidden)?, Elementwise::Mlx)?)?)
     }
 }
 
@@ -217,14 +250,43 @@ impl Attention {
     }
 
     /// The encoder's: every token sees every token, (B, T, hidden) -> (B, T, hidden).
-    fn forward_all(&self, x: &Array) -> Result<Array, EngineError> {
-        let queries = heads_first(&self.q_proj.forward(x)?, self.heads)?;
-        let keys = heads_first(&self.k_proj.forward(x)?, self.heads)?;
-        let values = heads_first(&self.v_proj.forward(x)?, self.heads)?;
-        let attended = mlx_rs::fast::scaled_dot_product_attention(queries, keys, values, self.scale(), None, None)?;
-        // (B, heads, T, D) -> (B, T, heads × D)
-        let attended = attended.transpose_axes(&[0, 2, 1, 3])?.reshape(x.shape())?;
+    fn forward_all(&self, x: &Array, elementwise: Elementwise) -> Result<Array, EngineError> {
+        let (queries, keys, values) = (self.q_proj.forward(x)?, self.k_proj.forward(x)?, self.v_proj.forward(x)?);
+        let attended = match elementwise {
+            Elementwise::Mlx => {
+                let [queries, keys, values] = [queries, keys, values].map(|projected| heads_first(&projected, self.heads));
+                let attended = fast::scaled_dot_product_attention(queries?, keys?, values?, self.scale(), None, None)?;
+                // (B, heads, T, D) -> (B, T, heads × D)
+                attended.transpose_axes(&[0, 2, 1, 3])?.reshape(x.shape())?
+            }
+            Elementwise::Host => self.attend_on_host(&queries, &keys, &values)?,
+        };
         self.out_proj.forward(&attended)
+    }
+
+    /// One input and one head at a time, so that the scores of no more than one are there at once.
+    fn attend_on_host(&self, queries: &Array, keys: &Array, values: &Array) -> Result<Array, EngineError> {
+        let (batch, tokens) = (queries.dim(0), queries.dim(1));
+        let queries = queries.multiply(Array::from_f32(self.scale()))?;
+        transforms::eval([&queries, keys, values])?;
+        let mut attended = Vec::with_capacity(batch as usize);
+        for row in 0..batch {
+            let mut heads = Vec::with_capacity(self.heads as usize);
+            for head in 0..self.heads {
+                // (B, T, heads × D) -> (T, D)
+                let own = |array: &Array| -> Result<Array, EngineError> {
+                    let (start, end) = (head * self.head_dim, (head + 1) * self.head_dim);
+                    Ok(ffi::slice(array, &[row, 0, start], &[row + 1, tokens, end])?.reshape(&[tokens, self.head_dim])?)
+                };
+                let softmax = |scores: &mut [f32]| host::softmax_rows(scores, tokens as usize);
+                let weights = ffi::matmul_then(&own(&queries)?, &own(keys)?.transpose()?, softmax)?;
+                let head = weights.matmul(own(values)?)?;
+                head.eval()?;
+                heads.push(head);
+            }
+            attended.push(ops::concatenate(&heads, 1)?);
+        }
+        Ok(ops::stack(&attended, 0)?)
     }
 
     fn forward(&self, x: &Array, layer: usize, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
@@ -246,8 +308,8 @@ struct Mlp {
 }
 
 impl Mlp {
-    fn forward(&self, x: &Array) -> Result<Array, EngineError> {
-        self.fc2.forward(&gelu(&self.fc1.forward(x)?)?)
+    fn forward(&self, x: &Array, elementwise: Elementwise) -> Result<Array, EngineError> {
+        self.fc2.forward(&elementwise.gelu(&self.fc1.forward(x)?)?)
     }
 }
 
@@ -356,7 +418,8 @@ fn encoder(loader: &mut Loader, config: &Config) -> Result<AudioEncoder, WeightE
         });
     }
     let layer_norm = loader.layer_norm("model.encoder.layer_norm", hidden, LAYER_NORM_EPS)?;
-    Ok(AudioEncoder { conv1, conv2, embed_positions, layers, layer_norm })
+    let elementwise = Elementwise::of(&conv1.0)?;
+    Ok(AudioEncoder { conv1, conv2, embed_positions, layers, layer_norm, elementwise })
 }
 
 pub fn load(config: &Value, mut loader: Loader) -> Result<Whisper, WeightError> {
