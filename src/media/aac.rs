@@ -1,4 +1,5 @@
-//! Which AAC a stream is. What is decoded is AAC-LC; HE-AAC comes in its clothes, and would be heard at half its rate without a word.
+//! Which AAC a stream is. What is decoded is AAC-LC; HE-AAC comes in its clothes, and would be heard at half its rate without a
+//! word.
 //!
 //! Source: ISO/IEC 14496-3, 1.6.2.1 (AudioSpecificConfig), 1.6.5 (signalling of SBR), 4.4.2.1 (raw_data_block).
 

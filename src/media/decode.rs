@@ -223,10 +223,12 @@ impl Packets {
         let last = self.decoder.last_decoded();
         let spec = last.spec();
         let same = spec.rate() == frame.rate && spec.channels().count() == usize::from(frame.channels);
-        if self.rate != 0 && !last.is_unused() && !same {
-            if let Ok(decoder) = make_decoder(&self.parameters) {
-                self.decoder = decoder;
-            }
+        if self.rate != 0
+            && !last.is_unused()
+            && !same
+            && let Ok(decoder) = make_decoder(&self.parameters)
+        {
+            self.decoder = decoder;
         }
     }
 

@@ -2,8 +2,8 @@
 
 use crate::job::Channels;
 
-/// Samples of all channels that are looked at together before their mix is trusted: a second of stereo at 48 kHz.
-const LOOK_AHEAD_SAMPLES: usize = 96_000;
+/// Stretches of a second that are looked at as a whole before their mix is trusted.
+const STRETCHES_A_SECOND: usize = 2;
 /// A mix under this share of the power that channels without any relation would leave cancels.
 const CANCELS_UNDER: f64 = 0.05;
 /// Mean square under which a stretch is too quiet to judge: -70 dB of full scale.
@@ -64,7 +64,7 @@ impl Mixer {
         for (waiting, channel) in self.channels.iter_mut().zip(&block.channels) {
             waiting.extend_from_slice(channel);
         }
-        if self.channels[0].len() >= LOOK_AHEAD_SAMPLES / count {
+        if self.channels[0].len() >= self.rate as usize / STRETCHES_A_SECOND {
             self.mix(output, notes);
         }
     }
@@ -130,4 +130,74 @@ fn power(samples: &[f32]) -> f64 {
         total += f64::from(sums.iter().sum::<f32>() + groups.remainder().iter().map(|sample| sample * sample).sum::<f32>());
     }
     total / samples.len().max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(length: usize, mut state: u32) -> Vec<f32> {
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+        };
+        (0..length).map(|_| next()).collect()
+    }
+
+    fn mixed(wanted: Channels, channels: &[Vec<f32>], effects: u64) -> (Vec<f32>, Vec<String>) {
+        let (mut output, mut notes) = (Vec::new(), Vec::new());
+        let block = |from: usize, to: usize| Block {
+            rate: 16_000,
+            effects,
+            channels: channels.iter().map(|channel| channel[from..to].to_vec()).collect(),
+        };
+        let mut mixer = Mixer::new(wanted, &block(0, 0));
+        for from in (0..channels[0].len()).step_by(1_000) {
+            mixer.push(&block(from, (from + 1_000).min(channels[0].len())), &mut output, &mut notes);
+        }
+        mixer.finish(&mut output, &mut notes);
+        (output, notes)
+    }
+
+    #[test]
+    fn the_mean_of_any_number_of_channels() {
+        for count in 1..=8u32 {
+            let channels: Vec<Vec<f32>> = (0..count).map(|channel| noise(150_001, channel)).collect();
+            let (output, notes) = mixed(Channels::Mix, &channels, 0);
+            let mean = |frame: usize| channels.iter().map(|channel| channel[frame]).sum::<f32>() / count as f32;
+            assert!((0..150_001).all(|frame| (output[frame] - mean(frame)).abs() < 1e-6), "{count}");
+            assert!(output.len() == 150_001 && notes.is_empty(), "{count} {notes:?}");
+        }
+    }
+
+    #[test]
+    fn a_mix_that_begins_to_cancel_in_the_middle() {
+        let left = noise(300_000, 1);
+        let mut right = left.clone();
+        right[150_000..].iter_mut().for_each(|sample| *sample *= -0.95);
+        let (output, notes) = mixed(Channels::Mix, &[left.clone(), right], 0);
+        assert_eq!(output.len(), 300_000);
+        assert_eq!(output[200_000..], left[200_000..]);
+        assert_eq!(notes.len(), 1);
+        assert!(notes[0].starts_with("from 9.5 s on the channels cancel"), "{notes:?}");
+    }
+
+    #[test]
+    fn quiet_stretches_and_unrelated_channels_do_not_cancel() {
+        let faint: Vec<f32> = noise(100_000, 3).iter().map(|sample| sample * 1e-4).collect();
+        let against: Vec<f32> = faint.iter().map(|sample| -sample).collect();
+        assert!(mixed(Channels::Mix, &[faint, against], 0).1.is_empty());
+        assert!(mixed(Channels::Mix, &[noise(100_000, 4), noise(100_000, 5)], 0).1.is_empty());
+        let alone = [noise(100_000, 6), vec![0.0; 100_000], vec![0.0; 100_000], vec![0.0; 100_000], vec![0.0; 100_000]];
+        assert!(mixed(Channels::Mix, &alone, 0).1.is_empty());
+    }
+
+    #[test]
+    fn channels_for_effects_are_heard_only_where_there_are_no_others() {
+        let (one, two) = (noise(1_000, 7), noise(1_000, 8));
+        assert_eq!(mixed(Channels::Mix, &[one.clone(), two.clone()], 0b10).0, one);
+        assert_ne!(mixed(Channels::Mix, &[one.clone(), two.clone()], 0b11).0, one);
+        assert_eq!(mixed(Channels::Right, &[one, two.clone()], 0).0, two);
+        assert_eq!(mixed(Channels::Right, std::slice::from_ref(&two), 0).0, two);
+    }
 }

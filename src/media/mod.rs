@@ -1,9 +1,9 @@
 //! Recordings, from files to what a model hears: plain buffers, no tensor.
 //!
 //! [`Recording`] streams a file as one channel of `f32` samples at a model's rate. `source` gives its bytes, `probe` says by their
-//! content what they are, `wav` and `pcm` read what is not compressed, `decode` the rest (symphonia, libopus). `track` chooses what is
-//! heard of a file with the help of `aac`, `mp4` and `matroska`, which tell what symphonia does not; `trim` cuts off what encoders
-//! add. `mix` makes one channel, `resample` one rate.
+//! content what they are, `wav` and `pcm` read what is not compressed, `decode` the rest (symphonia, libopus). `track` chooses what
+//! is heard of a file with the help of `aac`, `vorbis`, `mp4` and `matroska`, which tell what symphonia does not; `trim` cuts off
+//! what encoders add. `mix` makes one channel, `resample` one rate.
 
 mod aac;
 mod codec;
@@ -20,6 +20,7 @@ mod silence;
 mod source;
 mod track;
 mod trim;
+mod vorbis;
 mod wav;
 
 pub use error::MediaError;

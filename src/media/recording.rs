@@ -108,6 +108,7 @@ impl Recording {
     ///
     /// Where a file breaks off, what came before is kept and a note says so. An error means that the row has failed: there was no
     /// sound, or what came so far was not the file's (then it comes at the end).
+    #[expect(clippy::should_implement_trait, reason = "an iterator would go on after an error")]
     pub fn next(&mut self) -> Result<Option<Vec<f32>>, MediaError> {
         while !self.has_ended && self.ready.len() < STRETCH_SAMPLES {
             self.step()?;
@@ -223,8 +224,9 @@ fn repair(samples: &mut [f32]) -> u64 {
 
 /// Makes a panic of a decoder the error of its row.
 ///
-/// symphonia's decoders hold assertions that a forged file can reach (`lookup1_values` of its Vorbis decoder is one). They are safe
-/// Rust, whose state is given up with the recording, so nothing broken is seen afterwards.
+/// symphonia's demuxers and decoders hold assertions and sums that a forged file can break: `CafReader::try_new` and
+/// `expand_nibble` of its ADPCM overflow, `lookup1_values` of its Vorbis asserts. They are safe Rust, whose state is given up with
+/// the recording, so nothing broken is seen afterwards.
 fn guarded<T>(work: impl FnOnce() -> Result<T, MediaError>) -> Result<T, MediaError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());

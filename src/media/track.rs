@@ -2,7 +2,7 @@
 
 use symphonia::core::audio::Channels;
 use symphonia::core::codecs::CodecParameters;
-use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_ALAC, CODEC_ID_OPUS};
+use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_ALAC, CODEC_ID_OPUS, CODEC_ID_VORBIS};
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
 use symphonia::core::codecs::registry::RegisterableAudioDecoder as _;
 use symphonia::core::errors::Error;
@@ -14,7 +14,7 @@ use super::pcm::check_channels;
 use super::probe::Kind;
 use super::source::Source;
 use super::trim::Trim;
-use super::{MediaError, aac, matroska, mp4};
+use super::{MediaError, aac, matroska, mp4, vorbis};
 
 /// Frames of one packet: more than any codec has.
 pub(super) const PACKET_FRAMES_MAX: u64 = 1 << 20;
@@ -117,6 +117,9 @@ pub(super) fn prepared(track: &Track, kind: Kind, about: &About) -> Result<(Audi
     let frames = parameters.max_frames_per_packet.unwrap_or(0);
     if frames > PACKET_FRAMES_MAX {
         return Err(MediaError::damaged(kind.name(), format!("its header says that a packet has {frames} frames")));
+    }
+    if parameters.codec == CODEC_ID_VORBIS {
+        vorbis::check_setup(parameters.extra_data.as_deref().unwrap_or_default())?;
     }
     let mut trim = Trim::default();
     let mut promised = track.num_frames;

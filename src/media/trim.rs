@@ -79,3 +79,41 @@ fn cut(block: &mut Block, start: u64, stop: u64) {
         channel.drain(..start.min(channel.len()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames numbered from 0, in packets of 100, through a trim.
+    fn trimmed(mut trim: Trim, frames: usize, is_complete: bool) -> Vec<usize> {
+        let mut output = Vec::new();
+        for from in (0..frames).step_by(100) {
+            let samples = (from..(from + 100).min(frames)).map(|frame| frame as f32).collect();
+            let mut block = Block { rate: 16_000, effects: 0, channels: vec![samples] };
+            trim.apply(&mut block);
+            output.append(&mut block.channels[0]);
+        }
+        let mut block = Block::default();
+        trim.finish(frames as u64, is_complete, &mut block);
+        output.extend(block.channels.into_iter().flatten());
+        output.into_iter().map(|sample| sample as usize).collect()
+    }
+
+    #[test]
+    fn what_lies_before_and_behind_is_cut_off_across_packets() {
+        assert_eq!(trimmed(Trim::default(), 1_000, true), (0..1_000).collect::<Vec<_>>());
+        assert_eq!(trimmed(Trim::padded(250, 0), 1_000, true), (250..1_000).collect::<Vec<_>>());
+        assert_eq!(trimmed(Trim::padded(30, 310), 1_000, true), (30..690).collect::<Vec<_>>());
+        assert_eq!(trimmed(Trim::new(30, Some(850), 150), 1_000, true), (30..850).collect::<Vec<_>>());
+        assert_eq!(trimmed(Trim::limit(30, 850), 2_000, true), (30..850).collect::<Vec<_>>());
+        assert_eq!(trimmed(Trim::padded(5_000, 0), 1_000, true), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn an_end_that_does_not_fit_what_was_decoded_is_not_believed() {
+        let all: Vec<usize> = (30..1_000).collect();
+        assert_eq!(trimmed(Trim::new(30, Some(850), 100), 1_000, true), all, "more lies behind it than padding");
+        assert_eq!(trimmed(Trim::new(30, Some(2_000), 100), 1_000, true), all, "it is cut off");
+        assert_eq!(trimmed(Trim::padded(30, 100), 1_000, false), all, "the last packets are missing");
+    }
+}

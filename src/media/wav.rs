@@ -1,7 +1,8 @@
 //! The RIFF family: WAV, big-endian RIFX, and RF64 or BW64 for more than 4 GiB.
 //!
-//! A reader of its own, because headers in the wild contradict themselves, and the samples behind them are good all the same: lengths
-//! that were never filled in, a `fmt ` of 40 bytes whose extension is said to have none, data beyond the end of the RIFF chunk.
+//! A reader of its own, because headers in the wild contradict themselves, and the samples behind them are good all the same:
+//! lengths that were never filled in, a `fmt ` of 40 bytes whose extension is said to have none, data beyond the end of the RIFF
+//! chunk.
 //! Sources: Microsoft's "Multimedia Programming Interface and Data Specifications 1.0", its WAVEFORMATEXTENSIBLE, EBU Tech 3306.
 
 use super::MediaError;

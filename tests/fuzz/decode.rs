@@ -7,12 +7,19 @@ use std::sync::Once;
 use libfuzzer_sys::fuzz_target;
 
 pub mod job {
-    /// As in `src/job/mod.rs`; the rest of that module has nothing to do with decoding.
+    //! As in `src/job/mod.rs`, whose rest has nothing to do with recordings.
+
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Channels {
         Mix,
         Left,
         Right,
+    }
+
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Long {
+        Split,
+        Truncate,
     }
 }
 

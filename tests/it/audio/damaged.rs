@@ -187,6 +187,18 @@ fn strangers() -> Vec<(&'static str, Vec<u8>)> {
         .concat()
     };
     let plain = b"\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0";
+    let matroska = b"\x1a\x45\xdf\xa3\x01\xff\xff\xff\xff\xff\xff\xff".to_vec();
+    let segment = b"\x18\x53\x80\x67\x01\xff\xff\xff\xff\xff\xff\xff";
+    let aiff = [
+        &b"FORM\xff\xff\xff\xffAIFF"[..],
+        b"COMM\0\0\0\x12\0\x01\xff\xff\xff\xff\0\x10\x40\x0c\xfa\0\0\0\0\0\0\0",
+        b"SSND\xff\xff\xff\xff",
+    ];
+    let caf = [
+        &b"caff\0\x01\0\0"[..],
+        b"desc\0\0\0\0\0\0\0\x20\x40\xe5\x88\x80\0\0\0\0alac\0\0\0\0\0\0\0\0\xff\xff\xff\xff\0\0\0\x02\0\0\0\x10",
+        b"pakt\x7f\xff\xff\xff\xff\xff\xff\xff",
+    ];
     let mut boxes = b"\0\0\0\x10ftypM4A \0\0\0\0".to_vec();
     for _ in 0..2000 {
         boxes.extend(b"\x7f\xff\xff\xffmoov");
@@ -205,14 +217,14 @@ fn strangers() -> Vec<(&'static str, Vec<u8>)> {
         ("a wave whose frames are shorter than their samples", wav(40, b"\x01\0\x02\0\x80\x3e\0\0\0\x7d\0\0\x01\0\x10\0", 4)),
         ("a wave of chunks of no length", [&b"RIFF\xff\xff\xff\xffWAVE"[..], &b"LIST\0\0\0\0".repeat(30_000)].concat()),
         ("boxes in boxes", boxes),
-        ("a Matroska file of unknown lengths", [&b"\x1a\x45\xdf\xa3\x01\xff\xff\xff\xff\xff\xff\xff"[..], &b"\x18\x53\x80\x67\x01\xff\xff\xff\xff\xff\xff\xff".repeat(500)].concat()),
+        ("a Matroska file of unknown lengths", [matroska.clone(), segment.repeat(500)].concat()),
         ("an Ogg page of nothing", [&b"OggS\0\x02"[..], &[0; 20], &[255; 256]].concat()),
         ("an endless ID3 tag", b"ID3\x04\0\0\x7f\x7f\x7f\x7fTIT2".to_vec()),
         ("frame headers and nothing else", b"\xff\xfb\x90\xc0".repeat(20_000)),
         ("AAC headers of 7 bytes", b"\xff\xf1\x50\x80\x00\xff\xfc".repeat(5_000)),
         ("a FLAC header of a picture of 16 MB", b"fLaC\x06\xff\xff\xff".to_vec()),
-        ("an AIFF of 4 GB", b"FORM\xff\xff\xff\xffAIFFCOMM\0\0\0\x12\0\x01\xff\xff\xff\xff\0\x10\x40\x0c\xfa\0\0\0\0\0\0\0SSND\xff\xff\xff\xff".to_vec()),
-        ("a CAF of packets without end", b"caff\0\x01\0\0desc\0\0\0\0\0\0\0\x20\x40\xe5\x88\x80\0\0\0\0alac\0\0\0\0\0\0\0\0\xff\xff\xff\xff\0\0\0\x02\0\0\0\x10pakt\x7f\xff\xff\xff\xff\xff\xff\xff".to_vec()),
+        ("an AIFF of 4 GB", aiff.concat()),
+        ("a CAF of packets without end", caf.concat()),
     ]
 }
 

@@ -10,7 +10,8 @@ const STEREO: f64 = 0.8;
 /// Of a channel, one at 0.6 of it, and three that are silent; the channel for low frequencies is not heard.
 const FIVE_AND_ONE: f64 = 1.6 / 5.0;
 
-/// Decodes a fixture: `gain` times what was meant must come out, `least` dB near to it, `late` samples late, and up to `more` longer.
+/// Decodes a fixture: `gain` times what was meant must come out, `least` dB near to it, `late` samples late, and up to `more`
+/// samples longer.
 fn check(name: &str, gain: f64, least: f64, late: usize, more: usize) {
     let heard = hear_file(name).unwrap_or_else(|error| panic!("{name}: {error}"));
     let wanted = (SECONDS * f64::from(SAMPLE_RATE)) as usize;
