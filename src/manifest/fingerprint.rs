@@ -23,8 +23,8 @@ const SAMPLE_BYTES: usize = 4096;
 ///
 /// Of files it is over their contents, in order, and their names below the folder they share; moving them all leaves it as it is.
 /// Of a Parquet file of more than 256 MiB it is over its size, its end, where sizes and statistics of all columns stand, and
-/// samples in between. Of a folder it is over each file's path, size and time of change, and those of transcripts, because reading them all
-/// would take as long as the job's first step.
+/// samples in between. Of a folder it is over each file's path, size and time of change, and those of transcripts, because reading
+/// them all would take as long as the job's first step.
 pub fn fingerprint(input: &Input) -> Result<String, ManifestError> {
     let mut hasher = Hasher::new();
     if !input.manifest.is_empty() {

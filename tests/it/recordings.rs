@@ -10,6 +10,7 @@ use mlxbatch::media::AudioSource;
 use serde_json::{Value, json};
 
 use crate::manifest::{Data, Row, columns};
+use crate::program::{Ended, program};
 
 /// Every good row as `id audio reference`, with the folder taken out of the audio's path.
 fn heard(data: &Data) -> Vec<String> {
@@ -339,4 +340,7 @@ fn the_shipped_job_reads_libri_speech() {
     assert_eq!(ids, ["1089-134686-0000", "1089-134686-0001", "1089-134691-0000"]);
     assert!(items.iter().all(|item| matches!(&item.audio, Some(AudioSource::File(path)) if path.is_file())));
     assert_eq!(items[0].columns["reference"], "HE HOPED");
+    // A model that hears is another test's: here the program finds the rows.
+    let check = program(["check", file.to_str().unwrap(), "--set", "model.path=fake", "--json"]).output().unwrap();
+    assert_eq!(Ended::of(check).json()["rows"], 3);
 }
