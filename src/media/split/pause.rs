@@ -1,10 +1,11 @@
 //! Where nobody speaks, by loudness alone.
 //!
-//! Levels are of 10 ms each, above 150 Hz, so that neither a constant offset nor hum hides a pause. What is quiet is measured
-//! against the recording itself: between its floor (the level that a fiftieth of the time is under, which a single pause can set) and
-//! its loud parts (which a twentieth is over), a pause begins under a quarter of the way and ends over two fifths. Rabiner and Sambur
-//! ("An algorithm for determining the endpoints of isolated utterances", 1975) have two such thresholds too. Silence between words is
-//! seldom shorter than 0.2 s, the closure of a stop consonant seldom longer than 0.15 s.
+//! Levels are of 10 ms each, above 150 Hz, so that neither a constant offset nor hum hides a pause. What is quiet is
+//! measured against the recording itself: between its floor (the level that a fiftieth of the time is under, which a single
+//! pause can set) and its loud parts (which a twentieth is over), a pause begins under a quarter of the way and ends over
+//! two fifths. Rabiner and Sambur ("An algorithm for determining the endpoints of isolated utterances", 1975) have two such
+//! thresholds too. Silence between words is seldom shorter than 0.2 s, the closure of a stop consonant seldom longer than
+//! 0.15 s.
 //!
 //! Where nothing stands out (steady noise, music, speech without a breath) the quietest place is taken.
 //!
