@@ -44,7 +44,7 @@ goldens: fixtures smollm2 whisper ## have mlx-lm and mlx-whisper compute goldens
 	python3 -m pip download -q --disable-pip-version-check --no-deps -d $(FIXTURES)/wheels mlx-whisper==0.4.3 mlx-vlm==0.7.6
 	$(PYTHON) fixtures/mel_goldens.py $(FIXTURES)/wheels goldens/mel
 	@fixtures/fetch_speech.sh
-	$(PYTHON) fixtures/transcripts_golden.py $(MODELS) goldens/transcripts.json
+	LD_PRELOAD=$(wildcard .mlx/mlx/lib/libmlxblas.so) $(PYTHON) fixtures/transcripts_golden.py $(MODELS) goldens/transcripts.json # with its own products MLX takes a quarter of an hour
 	$(PYTHON) fixtures/planted_faults.py $(FIXTURES) goldens/models
 
 bench: release smollm2 ## tokens a second beside mlx-lm's, and a million rows without a model; takes a quarter of an hour
@@ -53,8 +53,8 @@ bench: release smollm2 ## tokens a second beside mlx-lm's, and a million rows wi
 
 bench-speech: release oracle whisper ## decoding against ffmpeg, Whisper against mlx-whisper and faster-whisper; takes a quarter of an hour
 	@fixtures/fetch_speech.sh
-	@[ -d $(FIXTURES)/peers ] || python3 -m pip install -q --disable-pip-version-check --only-binary=:all: --target $(FIXTURES)/peers faster-whisper==1.2.1
-	$(PYTHON) tests/bench_speech.py target/release/mlxbatch $(MODELS) $(FIXTURES)/peers
+	@[ -d $(CURDIR)/.oracle/peers ] || python3 -m pip install -q --disable-pip-version-check --only-binary=:all: --target $(CURDIR)/.oracle/peers faster-whisper==1.2.1
+	$(PYTHON) tests/bench_speech.py target/release/mlxbatch $(MODELS) $(CURDIR)/.oracle/peers
 
 fmt: ## format the sources
 	cargo fmt

@@ -1,5 +1,5 @@
-//! The rules on the device against the same rules written out plainly, one row and one token at a time, as `decoding.py` of OpenAI's
-//! whisper has them.
+//! The rules on the device against the same rules written out plainly, one row and one token at a time, as `decoding.py` of
+//! OpenAI's whisper has them.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! When what happened to a sequence.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// A sequence's own clock.
 #[derive(Debug, Default)]
@@ -20,8 +20,7 @@ pub struct Clock {
 impl Clock {
     pub fn admit(&mut self, now: Instant) {
         self.admitted_at = Some(now);
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.started_at_us = i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX);
+        self.started_at_us = jiff::Timestamp::now().as_microsecond();
     }
 
     pub fn token(&mut self, now: Instant) {

@@ -6,11 +6,12 @@
 
 use std::{
     any::Any,
+    cell::Cell,
     collections::VecDeque,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{self, AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
-        mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel},
+        Arc, Once,
+        mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
     },
     thread,
     time::{Duration, Instant},
@@ -33,6 +34,11 @@ const WINDOWS_AHEAD: usize = 48;
 
 /// Messages that wait for the loop.
 const MESSAGES_AHEAD: usize = 16;
+
+thread_local! {
+    /// This thread decodes, and what a decoder says as it panics is told in its row.
+    static DECODING: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A part of a row's recording.
 #[derive(Debug)]
@@ -128,6 +134,15 @@ struct Advanced {
 impl Hear {
     /// `bins` of the model's features.
     pub fn start(feed: Feed, job: &Job, bins: usize) -> Self {
+        static QUIET: Once = Once::new();
+        QUIET.call_once(|| {
+            let tell = panic::take_hook();
+            panic::set_hook(Box::new(move |info| {
+                if !DECODING.get() {
+                    tell(info);
+                }
+            }));
+        });
         let (sender, messages) = sync_channel(MESSAGES_AHEAD);
         let ear = Arc::new(Ear { audio: job.audio, mel: WhisperMel::new(bins) });
         thread::spawn(move || {
@@ -181,8 +196,9 @@ struct Gone;
 
 impl Coordinator {
     fn run(mut self) -> Result<()> {
-        let (done, advanced) = channel();
         let rows_max = 2 * rayon::current_num_threads() + 2;
+        // As many as there can be tasks, so that none waits to hand over.
+        let (done, advanced) = sync_channel(rows_max);
         let mut working = 0usize;
         let mut exhausted = false;
         loop {
@@ -263,7 +279,7 @@ impl Coordinator {
     }
 
     /// Gives the pool every recording that may go on; returns how many.
-    fn spawn(&mut self, done: &Sender<Advanced>) -> usize {
+    fn spawn(&mut self, done: &SyncSender<Advanced>) -> usize {
         let mut spawned = 0;
         for (place, underway) in self.rows.iter_mut().enumerate() {
             if place > 0 && self.ahead + WINDOWS_PER_TASK > WINDOWS_AHEAD {
@@ -292,7 +308,10 @@ impl Listening {
         let Self { row, windows, took, .. } = *self;
         let started = Instant::now();
         let mut made = Vec::with_capacity(WINDOWS_PER_TASK);
-        let state = match catch_unwind(AssertUnwindSafe(|| self.make(ear, &mut made))) {
+        DECODING.set(true);
+        let made_up_to = catch_unwind(AssertUnwindSafe(|| self.make(ear, &mut made)));
+        DECODING.set(false);
+        let state = match made_up_to {
             Ok(Ok(mut listening)) => {
                 listening.took += started.elapsed();
                 Ok(listening)

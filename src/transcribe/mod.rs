@@ -5,9 +5,10 @@
 //!                                     └──> Transcript
 //! ```
 //!
-//! A window is decoded in passes. A pass that repeats itself or is unlikely is tried again at the next temperature; one whose last
-//! timestamp lies before the window's end is followed by one from there. This is `transcribe.py` of OpenAI's whisper for one window,
-//! with `condition_on_previous_text` off, since windows are decoded side by side. Where it differs, docs/fidelity.md says so.
+//! A window is decoded in passes. A pass that repeats itself or is unlikely is tried again at the next temperature; one whose
+//! last timestamp lies before the window's end is followed by one from there. This is `transcribe.py` of OpenAI's whisper for one
+//! window, with `condition_on_previous_text` off, since windows are decoded side by side. Where it differs, docs/fidelity.md says
+//! so.
 //!
 //! Nothing here computes: [`Transcriber`] knows the ids and the rules, [`WindowTranscript`] what became of one window.
 

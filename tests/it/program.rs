@@ -10,7 +10,7 @@ use std::{
 };
 
 use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Float64Type, Int64Type, UInt32Type, UInt64Type};
+use arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type, UInt32Type, UInt64Type};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 
@@ -247,9 +247,17 @@ fn value(column: &dyn Array, at: usize) -> Value {
         DataType::Int64 => json!(column.as_primitive::<Int64Type>().value(at)),
         DataType::UInt32 => json!(column.as_primitive::<UInt32Type>().value(at)),
         DataType::Float64 => json!(column.as_primitive::<Float64Type>().value(at)),
+        DataType::Float32 => json!(column.as_primitive::<Float32Type>().value(at)),
         DataType::List(_) => {
             let list = column.as_list::<i32>().value(at);
-            json!(list.as_primitive::<UInt32Type>().values().to_vec())
+            (0..list.len()).map(|index| value(list.as_ref(), index)).collect()
+        }
+        DataType::Struct(fields) => {
+            let columns = fields.iter().zip(column.as_struct().columns());
+            columns
+                .map(|(field, column)| (field.name().clone(), value(column.as_ref(), at)))
+                .collect::<serde_json::Map<_, _>>()
+                .into()
         }
         other => panic!("a column of type {other}"),
     }

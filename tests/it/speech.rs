@@ -87,7 +87,7 @@ fn every_recording_is_a_row_whatever_runs_beside_it() {
     for rows in [1, 3, 32] {
         let out = format!("out-{rows}");
         let ended = project.run(&["--output", &out, "--set", &format!("batching.rows={rows}")]).with(SOME_ROWS_FAILED);
-        assert!(ended.stderr.contains("page.wav") || ended.stderr.contains("HTML"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("failed at media: "), "{}", ended.stderr);
         let results = project.results(&out);
         assert_eq!(results.len(), fs::read_dir(repository("fixtures/audio")).unwrap().count() + 3);
         let rows = by_id(&results);
@@ -101,10 +101,12 @@ fn every_recording_is_a_row_whatever_runs_beside_it() {
                 texts += usize::from(!row["text"].as_str().unwrap().is_empty());
             }
         }
+        let of = |place_from_end: usize| &results.rows[&((results.len() - place_from_end) as u64)];
+        assert!(of(2)["error"].as_str().unwrap().contains("HTML"), "{}", of(2));
+        assert!(of(1)["error"].as_str().unwrap().contains("none.wav"), "{}", of(1));
         // All but silence, of which there is one in each of four formats.
         assert_eq!(texts + results.failed().count() + 4, results.len());
-        let long = results.rows.values().find(|row| row["source"].as_str().unwrap().ends_with(&format!(":{}", results.len() - 2)));
-        let long = long.unwrap();
+        let long = of(3);
         assert!((long["audio_seconds"].as_f64().unwrap() - 95.0).abs() < 1e-6, "{long}");
         assert!(long["audio_tokens"].as_u64().unwrap() >= 4 * 1500, "95 seconds are four windows at least: {long}");
         match &first {
@@ -140,7 +142,7 @@ fn a_row_without_a_recording_fails_and_a_text_model_hears_nothing() {
     fs::write(project.path("a.wav"), wav(&bursts(1.0, 3))).unwrap();
     project.run(&[]).with(SOME_ROWS_FAILED).saying(&["the row has no recording: its column \"audio\" is missing or empty"]);
     let checkpoint = crate::program::checkpoint("llama");
-    let project = Project::new(&checkpoint, &[heard, json!({"id": "b", "prompt": "no sound"})], "");
+    let project = Project::new(&checkpoint, &[heard, json!({"id": "b", "prompt": "no sound"})], "[generation]\nmax_tokens = 4\n");
     project.run(&[]).with(SOME_ROWS_FAILED).saying(&["the row has a recording, and ", "llama hears none: take a speech model"]);
     assert_eq!(project.results("out").failed().count(), 1);
 }
@@ -201,6 +203,28 @@ fn an_interrupted_run_goes_on() {
     }
 }
 
+/// The shipped job, over clips that are made up.
+#[test]
+fn the_shipped_speech_job_runs_dry() {
+    let project = Project::new("fake", &[], "");
+    let manifest = fs::read_to_string(repository("jobs/speech.jsonl")).unwrap();
+    project.write("speech.jsonl", &manifest.replace("../.models/speech/", ""));
+    for (place, row) in manifest.lines().enumerate() {
+        let row: Value = serde_json::from_str(row).unwrap();
+        let name = row["audio"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+        fs::write(project.path(&name), wav(&bursts(2.0, place))).unwrap();
+    }
+    let job = repository("jobs/speech.toml");
+    let manifest = format!("input.manifest='{}'", project.path("speech.jsonl").display());
+    let sets = [job.to_str().unwrap(), "--set", "model.path=fake", "--set", &manifest];
+    let found = Ended::of(program(["check"].iter().chain(&sets).chain(&["--json"])).output().unwrap()).with(OK).json();
+    assert_eq!((&found["rows_good"], &found["recordings"]), (&json!(5), &json!(5)), "{found}");
+    let out = project.path("out");
+    let to = ["--output", out.to_str().unwrap(), "--json"];
+    let summary = Ended::of(program(["run"].iter().chain(&sets).chain(&to)).output().unwrap()).with(OK).json();
+    assert_eq!(summary["scores"]["rows"], 5, "{summary}");
+}
+
 /// The results as `mlxbatch show` prints them.
 #[test]
 fn results_are_shown_without_a_parquet_reader() {
@@ -237,8 +261,9 @@ fn same_transcript(expected: &Value, row: &Value, what: &str) {
     assert_eq!(segments.len(), wanted.len(), "{what}");
     for (segment, wanted) in segments.iter().zip(wanted) {
         assert_eq!(segment["text"], wanted["text"], "{what}");
+        // Compressed by another program than Python's, a short text is a few bytes longer.
         for (column, tolerance) in
-            [("start", 1e-6), ("end", 1e-6), ("avg_logprob", 2e-3), ("no_speech_prob", 2e-3), ("compression_ratio", 0.05)]
+            [("start", 1e-6), ("end", 1e-6), ("avg_logprob", 2e-3), ("no_speech_prob", 2e-3), ("compression_ratio", 0.1)]
         {
             let (own, wanted) = (segment[column].as_f64().unwrap(), wanted[column].as_f64().unwrap());
             assert!((own - wanted).abs() <= tolerance, "{column} of {what}: {own} instead of {wanted}");
@@ -391,6 +416,9 @@ fn a_window_alone_is_what_it_is_among_others() {
 }
 
 /// The same speech as it comes over a telephone, from a studio, in lossy codecs: the errors it is written down with hardly change.
+///
+/// By Whisper base: tiny.en wavers over one of the sentences ("cold-hearted" or "coldhearted", two errors of 71 words) with any MP3
+/// of it, decoded here or by ffmpeg.
 #[test]
 #[ignore = "needs real weights, Python and ffmpeg: make test-models"]
 fn speech_in_other_formats_is_written_down_alike() {
@@ -401,7 +429,7 @@ fn speech_in_other_formats_is_written_down_alike() {
         return;
     };
     let project = Project::new("fake", &[], "");
-    let Some(model) = whisper(test, "whisper-tiny.en", &project) else { return };
+    let Some(model) = whisper(test, "whisper-base", &project) else { return };
     let script = repository("fixtures/encode_speech.py");
     let encoded = std::process::Command::new(python).arg(script).arg(&speech).arg(project.path("encoded")).status().unwrap();
     assert!(encoded.success());
