@@ -1,8 +1,9 @@
 //! Recordings on their way to the engine: decoded, cut into windows and turned into features on the rayon pool, in order.
 //!
 //! A thread of its own hands rows' recordings to the pool. Each is decoded a few windows at a time, so that what waits in memory
-//! does not depend on how long a recording is, and several are under way at once, so that no core waits for one file. Windows leave
-//! in the order of the manifest: those of the first row under way always go on, the others while there is room.
+//! does not depend on how long a recording is, and several are under way at once, so that no core waits for one file. Rows leave in
+//! the order of the manifest while the engine is what takes time: those of the first row under way always go on, the others while
+//! there is room.
 
 use std::{
     any::Any,
@@ -11,7 +12,7 @@ use std::{
     panic::{self, AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Once,
-        mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
+        mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel},
     },
     thread,
     time::{Duration, Instant},
@@ -64,7 +65,7 @@ pub struct Ended {
     pub error: Option<String>,
 }
 
-/// What comes out, in the order of rows; a row's windows stand between its start and its end.
+/// What comes out; a row's windows stand in their order between its start and its end, rows may be between each other.
 #[derive(Debug)]
 pub enum Heard {
     Start(Box<Pending>),
@@ -263,17 +264,28 @@ impl Coordinator {
         self.rows.push_back(Underway { row, ready: VecDeque::from([heard]), listening, ended });
     }
 
-    /// Sends what is ready of the first row, and of those behind it once it has ended.
+    /// Sends what is ready: of the first row all of it, of those behind it as much as the loop has room for at once. So rows keep
+    /// their order while the engine is what takes time, and a long recording holds nobody up where decoding is.
     fn hand_out(&mut self) -> std::result::Result<(), Gone> {
-        while let Some(first) = self.rows.front_mut() {
-            while let Some(heard) = first.ready.pop_front() {
-                self.ahead -= usize::from(matches!(heard, Heard::Window(_)));
-                self.out.send(Ok(Message::Heard(heard))).map_err(|_| Gone)?;
+        let mut place = 0;
+        while let Some(row) = self.rows.get_mut(place) {
+            while let Some(heard) = row.ready.pop_front() {
+                let is_window = matches!(heard, Heard::Window(_));
+                let message = Ok(Message::Heard(heard));
+                if place == 0 {
+                    self.out.send(message).map_err(|_| Gone)?;
+                } else if let Err(unsent) = self.out.try_send(message) {
+                    let TrySendError::Full(Ok(Message::Heard(heard))) = unsent else { return Err(Gone) };
+                    row.ready.push_front(heard);
+                    return Ok(());
+                }
+                self.ahead -= usize::from(is_window);
             }
-            if !first.ended {
-                break;
+            if row.ended {
+                self.rows.remove(place);
+            } else {
+                place += 1;
             }
-            self.rows.pop_front();
         }
         Ok(())
     }
