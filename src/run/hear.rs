@@ -23,7 +23,7 @@ use anyhow::{Result, anyhow};
 use super::feed::{Fed, Feed, Next, Pending, Total, Work};
 use crate::{
     job::{Audio, Job},
-    media::{Features, Recording, SAMPLE_RATE, Splitter, WhisperMel},
+    media::{AudioSource, Features, Recording, SAMPLE_RATE, Splitter, WhisperMel},
     sink::Row,
 };
 
@@ -111,6 +111,8 @@ struct Underway {
 /// A recording between two tasks.
 struct Listening {
     row: u64,
+    /// What messages call it.
+    name: String,
     source: Source,
     splitter: Splitter,
     /// All of it was read.
@@ -120,7 +122,7 @@ struct Listening {
 }
 
 enum Source {
-    Closed(crate::media::AudioSource),
+    Closed(AudioSource),
     Open(Box<Recording>),
 }
 
@@ -246,8 +248,13 @@ impl Coordinator {
             Fed::Failed(row) => (row.row, Heard::Failed(row), None),
             Fed::Ready(pending) => match &pending.work {
                 Work::Speech { audio, .. } => {
+                    let name = match audio {
+                        AudioSource::File(path) => path.display().to_string(),
+                        AudioSource::Bytes { name, .. } => name.clone(),
+                    };
                     let listening = Listening {
                         row: pending.row,
+                        name,
                         source: Source::Closed(audio.clone()),
                         splitter: Splitter::new(self.ear.audio.long),
                         read: false,
@@ -341,8 +348,10 @@ impl Listening {
     }
 
     fn make(mut self: Box<Self>, ear: &Ear, made: &mut Vec<Window>) -> std::result::Result<Box<Self>, Box<Ended>> {
-        let failed =
-            |listening: &Self, error: String| Box::new(Ended::failed(listening.row, listening.windows, listening.took, error));
+        let failed = |listening: &Self, error: String| {
+            let error = format!("{}: {error}", listening.name);
+            Box::new(Ended::failed(listening.row, listening.windows, listening.took, error))
+        };
         if let Source::Closed(source) = &self.source {
             match Recording::open(source, ear.audio.channels, SAMPLE_RATE) {
                 Ok(recording) => self.source = Source::Open(Box::new(recording)),
