@@ -20,7 +20,7 @@ demo: release model ## build, fetch SmolLM2 (98 MB), run jobs/quickstart.toml
 demo-audio: release ## build, fetch Whisper tiny.en (75 MB) and real speech, run jobs/speech.toml, print the transcripts
 	@fixtures/fetch_models.sh whisper-tiny.en
 	@fixtures/fetch_speech.sh
-	@[ -d $(MODELS)/whisper-tiny.en ] || target/release/mlxbatch convert $(MODELS)/whisper-tiny.en-ct2 $(MODELS)/whisper-tiny.en
+	@[ -f $(MODELS)/whisper-tiny.en/config.json ] || { rm -rf $(MODELS)/whisper-tiny.en; target/release/mlxbatch convert $(MODELS)/whisper-tiny.en-ct2 $(MODELS)/whisper-tiny.en; }
 	target/release/mlxbatch run jobs/speech.toml
 	target/release/mlxbatch show out/speech --columns id,wer,text
 
@@ -91,5 +91,5 @@ smollm2: oracle model
 whisper: release
 	@fixtures/fetch_models.sh whisper-tiny.en whisper-base
 	@for model in whisper-tiny.en whisper-base; do \
-	  [ -d $(MODELS)/$$model ] || target/release/mlxbatch convert $(MODELS)/$$model-ct2 $(MODELS)/$$model || exit 1; \
+	  [ -f $(MODELS)/$$model/config.json ] || { rm -rf $(MODELS)/$$model; target/release/mlxbatch convert $(MODELS)/$$model-ct2 $(MODELS)/$$model; } || exit 1; \
 	done

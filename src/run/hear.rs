@@ -12,7 +12,7 @@ use std::{
     panic::{self, AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Once,
-        mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
     },
     thread,
     time::{Duration, Instant},
@@ -32,6 +32,9 @@ const WINDOWS_PER_TASK: usize = 2;
 
 /// Windows ready or in the making, beyond those of the first recording under way; features of one are about a megabyte.
 const WINDOWS_AHEAD: usize = 48;
+
+/// How long the loop waits for what is not ready before it looks around.
+const WAIT: Duration = Duration::from_millis(100);
 
 /// Messages that wait for the loop.
 const MESSAGES_AHEAD: usize = 16;
@@ -157,13 +160,16 @@ impl Hear {
         Self { messages, total: None }
     }
 
-    /// The next part. With `wait` it is never [`NextHeard::NotYet`].
+    /// The next part. With `wait` it waits a moment for one: a signal to stop must not wait for hours of silence.
     pub fn next(&mut self, wait: bool) -> Result<NextHeard> {
         if self.total.is_some() {
             return Ok(NextHeard::End);
         }
         let message = if wait {
-            self.messages.recv().ok()
+            match self.messages.recv_timeout(WAIT) {
+                Err(RecvTimeoutError::Timeout) => return Ok(NextHeard::NotYet),
+                received => received.ok(),
+            }
         } else {
             match self.messages.try_recv() {
                 Err(TryRecvError::Empty) => return Ok(NextHeard::NotYet),

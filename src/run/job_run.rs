@@ -345,7 +345,7 @@ impl Run<'_> {
         }
     }
 
-    /// What comes in next. With `wait` it is never [`Came::NotYet`].
+    /// What comes in next. With `wait` it is [`Came::NotYet`] only after a moment without any.
     fn take(&mut self, wait: bool) -> Result<Came> {
         Ok(match &mut self.intake {
             Intake::Prompts(feed) => match feed.next(wait)? {
