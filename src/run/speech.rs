@@ -323,15 +323,7 @@ impl SpeechRow {
 }
 
 /// A window's segment as one of its recording.
-fn at(start_seconds: f64, segment: transcribe::Segment) -> Segment {
-    let transcribe::Segment { start, end, text, avg_logprob, compression_ratio, no_speech_prob, temperature } = segment;
-    Segment {
-        start: start_seconds + start,
-        end: start_seconds + end,
-        text: text.trim().to_owned(),
-        avg_logprob,
-        compression_ratio,
-        no_speech_prob,
-        temperature,
-    }
+fn at(start_seconds: f64, segment: Segment) -> Segment {
+    let (start, end) = (start_seconds + segment.start, start_seconds + segment.end);
+    Segment { start, end, text: segment.text.trim().to_owned(), ..segment }
 }

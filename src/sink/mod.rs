@@ -41,6 +41,8 @@ pub use folder::{End, Folder, PartClosed};
 pub use record::Provenance;
 pub use schema::SCHEMA_VERSION;
 
+pub use crate::transcribe::Segment;
+
 use serde_json::{Map, Value};
 
 use crate::score::Score;
@@ -91,22 +93,8 @@ pub struct Heard {
     pub audio_tokens: u32,
     /// A code such as `en`.
     pub language: Option<String>,
-    /// In order of time; none where timestamps are off.
+    /// In order of time, counted from the start of the recording; none where timestamps are off.
     pub segments: Vec<Segment>,
-}
-
-/// A stretch of speech.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Segment {
-    /// Seconds from the start of the recording.
-    pub start: f64,
-    pub end: f64,
-    pub text: String,
-    /// Mean log-probability of the tokens of the pass that wrote it.
-    pub avg_logprob: f32,
-    pub compression_ratio: f32,
-    pub no_speech_prob: f32,
-    pub temperature: f32,
 }
 
 /// Where a row failed.

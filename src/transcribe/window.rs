@@ -42,13 +42,14 @@ pub struct Heard {
     pub no_speech_prob: f32,
 }
 
-/// A stretch of speech within a window.
+/// A stretch of speech.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
-    /// Seconds from the start of the window.
+    /// Seconds from the start of the window, or of the recording in a row's result.
     pub start: f64,
     pub end: f64,
     pub text: String,
+    /// Mean log-probability of the tokens of the pass that wrote it.
     pub avg_logprob: f32,
     pub compression_ratio: f32,
     pub no_speech_prob: f32,

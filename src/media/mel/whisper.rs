@@ -70,13 +70,7 @@ impl WhisperMel {
 
     /// The encoder's input from frame `seek` on: always 3000 frames, zeros behind the last one of `log_mel`.
     pub fn window(&self, log_mel: &Features, seek: usize) -> Features {
-        let bins = log_mel.bins;
-        let start = seek.min(log_mel.frames);
-        let end = (start + FRAMES).min(log_mel.frames);
-        let mut values = Vec::with_capacity(FRAMES * bins);
-        values.extend_from_slice(&log_mel.values[start * bins..end * bins]);
-        values.resize(FRAMES * bins, 0.0);
-        Features { frames: FRAMES, bins, values }
+        log_mel.padded(seek)
     }
 
     /// The first `frames` frames of `samples` followed by silence.
