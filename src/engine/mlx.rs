@@ -110,7 +110,7 @@ impl MlxEngine {
             job::Dtype::Auto if on_gpu => None,
             job::Dtype::Auto => Some(Dtype::Float32),
         };
-        let policy = Policy { dtype, dequantize: !on_gpu };
+        let policy = Policy { dtype, dequantize: !on_gpu, merge: on_gpu };
         let model = models::load(config, Loader::open(files, config, policy)?)?;
         Self::with_model(model, on_gpu).map_err(|error| WeightError::Mlx(error.to_string()))
     }

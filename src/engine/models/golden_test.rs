@@ -55,17 +55,20 @@ fn is_checkpoint(folder: &Path) -> bool {
     folder.join("config.json").is_file() || folder.with_extension("gguf").is_file()
 }
 
-fn open(folder: &Path, dequantize: bool) -> Box<dyn Model> {
+/// As weights are kept on the CPU.
+const CPU: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false };
+
+fn open(folder: &Path, policy: Policy) -> Box<dyn Model> {
     let gguf = folder.with_extension("gguf");
     let config = if gguf.is_file() {
         crate::model::locate(gguf.to_str().unwrap()).unwrap().config().clone()
     } else {
         serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap()
     };
-    open_with(folder, &config, dequantize)
+    open_with(folder, &config, policy)
 }
 
-fn open_with(folder: &Path, config: &Value, dequantize: bool) -> Box<dyn Model> {
+fn open_with(folder: &Path, config: &Value, policy: Policy) -> Box<dyn Model> {
     mlx_rs::Device::set_default(&mlx_rs::Device::cpu());
     let gguf = folder.with_extension("gguf");
     let files = if gguf.is_file() {
@@ -79,7 +82,6 @@ fn open_with(folder: &Path, config: &Value, dequantize: bool) -> Box<dyn Model> 
         files.sort();
         files
     };
-    let policy = Policy { dtype: Some(Dtype::Float32), dequantize };
     load(config, Loader::open(&files, config, policy).unwrap()).unwrap()
 }
 
@@ -240,7 +242,7 @@ fn golden(name: &str) -> Golden {
 fn check(name: &str, folder: &Path) {
     let golden = golden(name);
     assert!(golden.float32.iter().all(|stream| stream.tokens.len() >= 64));
-    let model = open(folder, true);
+    let model = open(folder, CPU);
     for chunk in [64, 5, 1] {
         let error = alone(&*model, &golden.float32, chunk);
         assert!(error <= LOGITS_ERROR_MAX, "{name}: chunks of {chunk}: logits are {error:e} away");
@@ -250,8 +252,11 @@ fn check(name: &str, folder: &Path) {
         let error = together(&*model, &golden.float32, key_step);
         assert!(error <= LOGITS_ERROR_MAX, "{name}: together, keys in steps of {key_step}: logits are {error:e} away");
     }
+    let error = alone(&*open(folder, Policy { merge: true, ..CPU }), &golden.float32, 64);
+    assert!(error <= LOGITS_ERROR_MAX, "{name}: merged products: logits are {error:e} away");
     if let Some(streams) = &golden.as_stored {
-        let error = alone(&*open(folder, false), streams, 64);
+        let policy = Policy { dequantize: false, merge: true, ..CPU };
+        let error = alone(&*open(folder, policy), streams, 64);
         assert!(error <= LOGITS_ERROR_MAX, "{name}: as stored: logits are {error:e} away");
     }
 }
@@ -293,7 +298,7 @@ fn made_checkpoints_agree_with_mlx_lm() {
         let folder = made.join(&name);
         if name == "gguf/llama-q5_0" {
             // The one type among them that MLX does not read: it must be told so, with a way out.
-            let refused = std::panic::catch_unwind(|| open(&folder, true)).map(|_| ()).expect_err("Q5_0 is not read");
+            let refused = std::panic::catch_unwind(|| open(&folder, CPU)).map(|_| ()).expect_err("Q5_0 is not read");
             let text = text_of(&*refused);
             assert!(text.contains("MLX reads tensors of the types F32, F16, Q4_0, Q4_1 and Q8_0"), "{text}");
             continue;
@@ -319,7 +324,7 @@ fn planted_faults_turn_the_gate_red() {
         let mut config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
         assert!(config.get(key).is_some(), "{name} has no {key}");
         config[key] = value;
-        let model = open_with(&folder, &config, true);
+        let model = open_with(&folder, &config, CPU);
         let golden = golden(name);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| alone(&*model, &golden.float32, 64)))
     };
@@ -345,7 +350,7 @@ fn planted_faults_turn_the_gate_red() {
     }
     // How a sequence is driven: a position off by one, a prompt less its first token, another row's slot.
     let golden = golden("gemma3_text");
-    let model = open(&root().join("fixtures/checkpoints/gemma3_text"), true);
+    let model = open(&root().join("fixtures/checkpoints/gemma3_text"), CPU);
     let stream = &golden.float32[2];
     let key_step = 1;
     let drive = |skip: usize, shift: u32, slot: u32| {

@@ -3,7 +3,7 @@
 use mlx_rs::{Array, fast, ops};
 
 use crate::engine::{
-    EngineError,
+    EngineError, ffi,
     weights::{Loader, WeightError},
 };
 
@@ -27,6 +27,48 @@ impl Linear {
                     None => product,
                 })
             }
+        }
+    }
+}
+
+impl Linear {
+    /// One product whose outputs are those of `parts` one after the other; none where they are stored in different ways.
+    pub fn merged(parts: &[&Self]) -> Result<Option<Self>, WeightError> {
+        let stacked = |arrays: Vec<&Array>| -> Result<Array, WeightError> {
+            let stacked = ops::concatenate(&arrays, 0)?;
+            stacked.eval()?;
+            Ok(stacked)
+        };
+        let biases: Vec<&Array> = parts.iter().filter_map(|part| part.bias()).collect();
+        if !biases.is_empty() && biases.len() != parts.len() {
+            return Ok(None);
+        }
+        let bias = if biases.is_empty() { None } else { Some(stacked(biases)?) };
+        let dense: Vec<Array> =
+            parts.iter().filter_map(|part| if let Self::Dense { weight, .. } = part { Some(weight.t()) } else { None }).collect();
+        if dense.len() == parts.len() {
+            let weight = stacked(dense.iter().collect())?.t();
+            weight.eval()?;
+            return Ok(Some(Self::Dense { weight, bias }));
+        }
+        let (mut weights, mut scales, mut offsets, mut kind) = (Vec::new(), Vec::new(), Vec::new(), None);
+        for part in parts {
+            let Self::Quantized { weight, scales: own_scales, biases, group_size, bits, .. } = part else { return Ok(None) };
+            if *kind.get_or_insert((*group_size, *bits)) != (*group_size, *bits) {
+                return Ok(None);
+            }
+            weights.push(weight);
+            scales.push(own_scales);
+            offsets.push(biases);
+        }
+        let Some((group_size, bits)) = kind else { return Ok(None) };
+        let (weight, scales, biases) = (stacked(weights)?, stacked(scales)?, stacked(offsets)?);
+        Ok(Some(Self::Quantized { weight, scales, biases, group_size, bits, bias }))
+    }
+
+    fn bias(&self) -> Option<&Array> {
+        match self {
+            Self::Dense { bias, .. } | Self::Quantized { bias, .. } => bias.as_ref(),
         }
     }
 }
@@ -151,10 +193,15 @@ pub enum Activation {
 
 /// `down(activation(gate(x)) × up(x))` (arXiv:2002.05202).
 pub struct GatedMlp {
-    gate_proj: Linear,
-    up_proj: Linear,
+    gate_up: GateUp,
     down_proj: Linear,
     activation: Activation,
+}
+
+/// The products into the gated space, as with queries, keys and values one where that is faster.
+enum GateUp {
+    Merged { gate_up_proj: Linear, intermediate: i32 },
+    Separate { gate_proj: Linear, up_proj: Linear },
 }
 
 impl GatedMlp {
@@ -166,20 +213,29 @@ impl GatedMlp {
         bias: bool,
         activation: Activation,
     ) -> Result<Self, WeightError> {
-        Ok(Self {
-            gate_proj: loader.linear(&format!("{module}.gate_proj"), hidden, intermediate, bias)?,
-            up_proj: loader.linear(&format!("{module}.up_proj"), hidden, intermediate, bias)?,
-            down_proj: loader.linear(&format!("{module}.down_proj"), intermediate, hidden, bias)?,
-            activation,
-        })
+        let gate_proj = loader.linear(&format!("{module}.gate_proj"), hidden, intermediate, bias)?;
+        let up_proj = loader.linear(&format!("{module}.up_proj"), hidden, intermediate, bias)?;
+        let gate_up = match loader.merges().then(|| Linear::merged(&[&gate_proj, &up_proj])).transpose()?.flatten() {
+            Some(gate_up_proj) => GateUp::Merged { gate_up_proj, intermediate },
+            None => GateUp::Separate { gate_proj, up_proj },
+        };
+        let down_proj = loader.linear(&format!("{module}.down_proj"), intermediate, hidden, bias)?;
+        Ok(Self { gate_up, down_proj, activation })
     }
 
     pub fn forward(&self, x: &Array) -> Result<Array, EngineError> {
-        let gate = self.gate_proj.forward(x)?;
+        let (gate, up) = match &self.gate_up {
+            GateUp::Separate { gate_proj, up_proj } => (gate_proj.forward(x)?, up_proj.forward(x)?),
+            GateUp::Merged { gate_up_proj, intermediate } => {
+                let both = gate_up_proj.forward(x)?;
+                let (rows, middle) = (both.dim(0), *intermediate);
+                (ffi::slice(&both, &[0, 0], &[rows, middle])?, ffi::slice(&both, &[0, middle], &[rows, 2 * middle])?)
+            }
+        };
         let gate = match self.activation {
             Activation::Silu => silu(&gate)?,
             Activation::GeluTanh => gelu_tanh(&gate)?,
         };
-        self.down_proj.forward(&gate.multiply(self.up_proj.forward(x)?)?)
+        self.down_proj.forward(&gate.multiply(up)?)
     }
 }

@@ -1,5 +1,6 @@
 //! One file a family, named as config.json's `model_type`.
 
+mod decoder;
 mod gemma3_text;
 mod layers;
 mod llama;

@@ -2,22 +2,17 @@
 //!
 //! Sources: arXiv:2505.09388; transformers `modeling_qwen3.py`; mlx-lm `models/qwen3.py`.
 
-use mlx_rs::Array;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Embedding, Linear, Model, RmsNorm,
-    layers::{self, Activation, GatedMlp, Output},
+    decoder::{Decoder, DecoderOptions, LayerOptions},
+    layers::Activation,
     parse, refuse_window,
-    rope::{Rope, RopeOptions},
+    rope::RopeOptions,
     rope_theta,
 };
-use crate::engine::{
-    EngineError,
-    cache::{Cache, LayerLayout, Step},
-    weights::{Loader, WeightError},
-};
+use crate::engine::weights::{Loader, WeightError};
 
 #[derive(Debug, Clone, Deserialize)]
 pub struct Config {
@@ -39,86 +34,6 @@ pub struct Config {
     pub use_sliding_window: bool,
 }
 
-pub struct Qwen3 {
-    config: Config,
-    embed_tokens: Embedding,
-    layers: Vec<Layer>,
-    norm: RmsNorm,
-    output: Output,
-}
-
-impl Model for Qwen3 {
-    fn cache_layout(&self) -> Vec<LayerLayout> {
-        let (kv_heads, head_dim) = (self.config.kv_heads(), self.config.head_dim());
-        vec![LayerLayout { kv_heads, head_dim, window: None }; self.layers.len()]
-    }
-
-    fn forward(&self, tokens: &Array, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
-        let mut hidden = self.embed_tokens.forward(tokens)?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            hidden = layer.forward(&hidden, index, step, cache)?;
-        }
-        self.norm.forward(&hidden)
-    }
-
-    fn logits(&self, hidden: &Array) -> Result<Array, EngineError> {
-        self.output.forward(&self.embed_tokens, hidden)
-    }
-
-    fn vocabulary(&self) -> u32 {
-        self.config.vocab_size as u32
-    }
-
-    fn activation_bytes_per_token(&self, dtype_bytes: u64) -> u64 {
-        let heads = (self.config.num_attention_heads + 2 * self.config.kv_heads()) * self.config.head_dim();
-        dtype_bytes * (6 * self.config.hidden_size + 3 * self.config.intermediate_size + 2 * heads) as u64
-    }
-
-    fn attention_heads(&self) -> u32 {
-        self.config.num_attention_heads as u32
-    }
-}
-
-struct Layer {
-    input_layernorm: RmsNorm,
-    attention: Attention,
-    post_attention_layernorm: RmsNorm,
-    mlp: GatedMlp,
-}
-
-impl Layer {
-    fn forward(&self, x: &Array, index: usize, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
-        let hidden = x.add(self.attention.forward(&self.input_layernorm.forward(x)?, index, step, cache)?)?;
-        Ok(hidden.add(self.mlp.forward(&self.post_attention_layernorm.forward(&hidden)?)?)?)
-    }
-}
-
-struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
-    q_norm: RmsNorm,
-    k_norm: RmsNorm,
-    rope: Rope,
-    heads: i32,
-    kv_heads: i32,
-    head_dim: i32,
-}
-
-impl Attention {
-    fn forward(&self, x: &Array, layer: usize, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
-        let split = |projected: Array, heads: i32| layers::split_heads(&projected, heads, self.head_dim);
-        let queries = self.q_norm.forward(&split(self.q_proj.forward(x)?, self.heads)?)?;
-        let keys = self.k_norm.forward(&split(self.k_proj.forward(x)?, self.kv_heads)?)?;
-        let queries = self.rope.forward(&queries, step)?;
-        let keys = self.rope.forward(&keys, step)?;
-        let values = split(self.v_proj.forward(x)?, self.kv_heads)?;
-        let scale = (self.head_dim as f32).powf(-0.5);
-        self.o_proj.forward(&cache.attend(layer, &queries, &keys, &values, scale, step)?)
-    }
-}
-
 impl Config {
     fn kv_heads(&self) -> i32 {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
@@ -129,44 +44,40 @@ impl Config {
     }
 }
 
-pub fn load(config: &Value, mut loader: Loader) -> Result<Qwen3, WeightError> {
+pub fn load(config: &Value, loader: Loader) -> Result<Decoder, WeightError> {
     let config: Config = parse(config)?;
     refuse_window(config.use_sliding_window)?;
-    let (hidden, head_dim) = (config.hidden_size, config.head_dim());
-    let (queries, keys) = (config.num_attention_heads * head_dim, config.kv_heads() * head_dim);
-    let embed_tokens = loader.embedding("model.embed_tokens", config.vocab_size, hidden)?;
-    let mut layers = Vec::with_capacity(config.num_hidden_layers);
-    for index in 0..config.num_hidden_layers {
-        let module = |name: &str| format!("model.layers.{index}.{name}");
-        let rope = Rope::new(RopeOptions {
+    let head_dim = config.head_dim();
+    let layers = (0..config.num_hidden_layers).map(|_| LayerOptions {
+        rope: RopeOptions {
             head_dim,
             base: rope_theta(config.rope_theta, config.rope_parameters.as_ref()).unwrap_or(10_000.0),
             traditional: false,
             scaling: config.rope_scaling.as_ref().or(config.rope_parameters.as_ref()),
             max_position_embeddings: config.max_position_embeddings,
             factors: None,
-        })
-        .map_err(WeightError::Config)?;
-        layers.push(Layer {
-            input_layernorm: loader.rms_norm(&module("input_layernorm"), hidden, config.rms_norm_eps)?,
-            attention: Attention {
-                q_proj: loader.linear(&module("self_attn.q_proj"), hidden, queries, false)?,
-                k_proj: loader.linear(&module("self_attn.k_proj"), hidden, keys, false)?,
-                v_proj: loader.linear(&module("self_attn.v_proj"), hidden, keys, false)?,
-                o_proj: loader.linear(&module("self_attn.o_proj"), queries, hidden, false)?,
-                q_norm: loader.rms_norm(&module("self_attn.q_norm"), head_dim, config.rms_norm_eps)?,
-                k_norm: loader.rms_norm(&module("self_attn.k_norm"), head_dim, config.rms_norm_eps)?,
-                rope,
-                heads: config.num_attention_heads,
-                kv_heads: config.kv_heads(),
-                head_dim,
-            },
-            post_attention_layernorm: loader.rms_norm(&module("post_attention_layernorm"), hidden, config.rms_norm_eps)?,
-            mlp: GatedMlp::load(&mut loader, &module("mlp"), hidden, config.intermediate_size, false, Activation::Silu)?,
-        });
-    }
-    let norm = loader.rms_norm("model.norm", hidden, config.rms_norm_eps)?;
-    let output = Output::load(&mut loader, config.tie_word_embeddings, hidden, config.vocab_size)?;
-    loader.finish()?;
-    Ok(Qwen3 { config, embed_tokens, layers, norm, output })
+        },
+        window: None,
+    });
+    let options = DecoderOptions {
+        hidden_size: config.hidden_size,
+        intermediate_size: config.intermediate_size,
+        vocab_size: config.vocab_size,
+        heads: config.num_attention_heads,
+        kv_heads: config.kv_heads(),
+        head_dim,
+        rms_norm_eps: config.rms_norm_eps,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        qk_norm: true,
+        sandwich_norms: false,
+        activation: Activation::Silu,
+        attention_scale: (head_dim as f32).powf(-0.5),
+        tied: config.tie_word_embeddings,
+        layers: layers.collect(),
+    };
+    Decoder::load(options, loader)
 }

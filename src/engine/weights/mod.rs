@@ -58,6 +58,8 @@ pub struct Policy {
     pub dtype: Option<Dtype>,
     /// Quantized weights are expanded to dense ones.
     pub dequantize: bool,
+    /// Products over the same input become one.
+    pub merge: bool,
 }
 
 /// The tensors of a model, by Hugging Face name, taken one by one.
@@ -110,6 +112,11 @@ impl Loader {
 
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
+    }
+
+    /// See [`Policy::merge`].
+    pub fn merges(&self) -> bool {
+        self.policy.merge
     }
 
     /// Drops a tensor that the model does not need.
@@ -251,9 +258,9 @@ impl Loader {
     }
 
     /// Must be called last: names whatever was missing, misshapen or left over.
-    pub fn finish(mut self) -> Result<(), WeightError> {
+    pub fn finish(&mut self) -> Result<(), WeightError> {
         self.problems.extend(self.tensors.keys().map(|name| format!("{name} is not part of this family")));
-        if self.problems.is_empty() { Ok(()) } else { Err(WeightError::Tensors(self.problems)) }
+        if self.problems.is_empty() { Ok(()) } else { Err(WeightError::Tensors(std::mem::take(&mut self.problems))) }
     }
 }
 
@@ -315,7 +322,7 @@ mod tests {
 
     use super::*;
 
-    const F32: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true };
+    const F32: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false };
 
     fn checkpoint(name: &str) -> (PathBuf, Value) {
         mlx_rs::Device::set_default(&mlx_rs::Device::cpu());
