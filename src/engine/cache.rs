@@ -25,12 +25,27 @@ pub struct LayerLayout {
 
 /// Where the tokens of one forward pass stand: those of prompt chunks first, chunk after chunk, then one of each decoding row.
 pub struct Step {
-    chunks: Vec<Chunk>,
+    places: Places,
     decode: Option<DecodeRows>,
     /// (N) int32: the position of each token.
     positions: Array,
+}
+
+/// A step in plain numbers.
+pub struct Places {
+    pub chunks: Vec<Chunk>,
+    /// (slot, position) of the decoding rows.
+    pub rows: Vec<(u32, u32)>,
     /// For each token, how far its sequence reaches: a prompt's whole length, or its own position and itself.
     reaches: Vec<i32>,
+}
+
+impl Places {
+    /// Each token's position, and how far its sequence reaches.
+    pub fn tokens(&self) -> impl Iterator<Item = (i32, i32)> {
+        let of_chunks = self.chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.length);
+        of_chunks.chain(self.rows.iter().map(|row| row.1 as i32)).zip(self.reaches.iter().copied())
+    }
 }
 
 /// One sequence's prompt tokens at positions `start .. start + length`, of a prompt of `prompt_tokens`.
@@ -54,7 +69,8 @@ impl Step {
         positions.extend(rows.iter().map(|row| row.1 as i32));
         reaches.extend(rows.iter().map(|row| row.1 as i32 + 1));
         let positions = Array::from_slice(&positions, &[positions.len() as i32]);
-        Self { chunks, decode: (!rows.is_empty()).then(|| DecodeRows::new(rows)), positions, reaches }
+        let decode = (!rows.is_empty()).then(|| DecodeRows::new(rows));
+        Self { places: Places { chunks, rows: rows.to_vec(), reaches }, decode, positions }
     }
 
     pub fn positions(&self) -> &Array {
@@ -62,7 +78,11 @@ impl Step {
     }
 
     pub fn reaches(&self) -> &[i32] {
-        &self.reaches
+        &self.places.reaches
+    }
+
+    pub fn places(&self) -> &Places {
+        &self.places
     }
 }
 
@@ -145,6 +165,15 @@ struct Layer {
     values: Array,
 }
 
+/// A layer's keys and values, (slots, kv_heads, ring, head_dim) each.
+pub struct LentLayer<'a> {
+    pub kv_heads: usize,
+    pub ring: usize,
+    pub head_dim: usize,
+    pub keys: &'a mut [f32],
+    pub values: &'a mut [f32],
+}
+
 impl Cache {
     /// With a `key_step` over 1, decoding attends over keys up to the next multiple of it, the rest masked: on CUDA every new
     /// length costs a plan of its own, and MLX fails when it has too many.
@@ -167,6 +196,20 @@ impl Cache {
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let cross = self.cross.iter().flat_map(CrossCache::layers);
         self.layers.iter().chain(cross).flat_map(|layer| [&layer.keys, &layer.values])
+    }
+
+    /// Every layer's keys and values, lent to a pass that computes on the CPU's cores. Nothing else may be under way.
+    pub fn lend(&mut self) -> Result<Vec<LentLayer<'_>>, EngineError> {
+        let lent = self.layers.iter_mut().zip(&self.layouts).map(|(layer, layout)| {
+            Ok(LentLayer {
+                kv_heads: layout.kv_heads as usize,
+                ring: layer.keys.dim(2) as usize,
+                head_dim: layout.head_dim as usize,
+                keys: ffi::lend(&mut layer.keys)?,
+                values: ffi::lend(&mut layer.values)?,
+            })
+        });
+        lent.collect()
     }
 
     /// Takes another layout, keeping what both hold. One layer at a time, so that old and new stand side by side only once.
@@ -210,9 +253,9 @@ impl Cache {
     ) -> Result<Array, EngineError> {
         let heads = queries.dim(1);
         let LayerLayout { kv_heads, head_dim, window } = self.layouts[layer];
-        let mut chunks = Vec::with_capacity(step.chunks.len());
+        let mut chunks = Vec::with_capacity(step.places.chunks.len());
         let mut first = 0;
-        for chunk in &step.chunks {
+        for chunk in &step.places.chunks {
             // (L, heads, 1, D) -> (1, heads, L, D)
             let rows = |array: &Array, heads: i32| -> Result<Array, EngineError> {
                 let own = if chunk.length == array.dim(0) {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{
     Engine, EngineError, SpeechScore, WeightError,
     cache::{Cache, Chunk, Step},
-    ffi,
+    ffi, host,
     models::{self, Model},
     reason,
     sample::{self, SampleRow},
@@ -110,8 +110,15 @@ impl MlxEngine {
             job::Dtype::Auto if on_gpu => None,
             job::Dtype::Auto => Some(Dtype::Float32),
         };
-        let policy = Policy { dtype, dequantize: !on_gpu, merge: on_gpu };
+        // The CPU's cores take a decoder's weights as they are stored, and compute in float32.
+        let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
+        let host = !on_gpu && dtype == Some(Dtype::Float32) && family != "whisper" && host::available();
+        let policy = Policy { dtype, dequantize: !on_gpu, merge: on_gpu, host };
         let model = models::load(config, Loader::open(files, config, policy)?)?;
+        if host {
+            // What weights were packed from.
+            memory::clear_cache().map_err(|error| WeightError::Mlx(reason(&error)))?;
+        }
         Self::with_model(model, on_gpu).map_err(|error| WeightError::Mlx(error.to_string()))
     }
 

@@ -56,7 +56,7 @@ fn is_checkpoint(folder: &Path) -> bool {
 }
 
 /// As weights are kept on the CPU.
-const CPU: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false };
+const CPU: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false, host: false };
 
 fn open(folder: &Path, policy: Policy) -> Box<dyn Model> {
     let gguf = folder.with_extension("gguf");
@@ -252,6 +252,13 @@ fn check(name: &str, folder: &Path) {
         let error = together(&*model, &golden.float32, key_step);
         assert!(error <= LOGITS_ERROR_MAX, "{name}: together, keys in steps of {key_step}: logits are {error:e} away");
     }
+    let on_host = open(folder, Policy { host: true, ..CPU });
+    for chunk in [64, 5, 1] {
+        let error = alone(&*on_host, &golden.float32, chunk);
+        assert!(error <= LOGITS_ERROR_MAX, "{name}: on the host: chunks of {chunk}: logits are {error:e} away");
+    }
+    let error = together(&*on_host, &golden.float32, 1);
+    assert!(error <= LOGITS_ERROR_MAX, "{name}: on the host: together: logits are {error:e} away");
     let error = alone(&*open(folder, Policy { merge: true, ..CPU }), &golden.float32, 64);
     assert!(error <= LOGITS_ERROR_MAX, "{name}: merged products: logits are {error:e} away");
     if let Some(streams) = &golden.as_stored {

@@ -7,7 +7,12 @@ use std::f64::consts::PI;
 use mlx_rs::{Array, Dtype, fast, ops};
 use serde_json::Value;
 
-use crate::engine::{EngineError, cache::Step};
+use crate::engine::{
+    EngineError,
+    cache::Step,
+    ffi,
+    host::{Rotation, RotationKind},
+};
 
 pub struct Rope {
     head_dim: i32,
@@ -103,6 +108,28 @@ impl Rope {
                 Err(format!("rope_scaling of type '{other}' is not yet supported (default, linear, dynamic, llama3, yarn are)"))
             }
         }
+    }
+
+    /// The same in numbers, for a pass on the CPU's cores.
+    pub fn rotation(&self) -> Result<Rotation, EngineError> {
+        let kind = match &self.kind {
+            Kind::Plain { base, scale } => {
+                let half = self.head_dim / 2;
+                let frequencies = (0..half).map(|index| (-f64::from(index) / f64::from(half) * f64::from(*base).ln()).exp() as f32);
+                RotationKind::Fixed { frequencies: frequencies.collect(), position_scale: *scale, scale: 1.0 }
+            }
+            Kind::Frequencies { frequencies, scale } => {
+                let frequencies = ffi::numbers(frequencies)?.iter().map(|frequency| 1.0 / frequency).collect();
+                RotationKind::Fixed { frequencies, position_scale: 1.0, scale: *scale }
+            }
+            Kind::Dynamic { base, factor, trained_tokens } => RotationKind::Dynamic {
+                head_dim: self.head_dim as usize,
+                base: *base,
+                factor: *factor,
+                trained_tokens: *trained_tokens,
+            },
+        };
+        Ok(Rotation { neighbours: self.traditional, kind })
     }
 
     /// Rotates (N, heads, 1, D) to the positions of `step`.

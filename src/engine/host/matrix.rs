@@ -1,0 +1,329 @@
+//! Weights in panels, packed as they are stored, and products with them.
+
+use std::cell::RefCell;
+
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::{
+    pack::Packed,
+    panel::{self, Bfloat16, Bits, Code, Float16, Float32, Panel, Scale, Scratch},
+    simd::{Line, PANEL, set_pair},
+};
+
+/// A weight (outputs, inputs) as its file has it. Numbers of a word stand in it from its lowest bits on.
+#[derive(Debug, Clone, Copy)]
+pub enum Stored<'a> {
+    /// (outputs, inputs)
+    Float32(&'a [f32]),
+    /// (outputs, inputs / 2) words of two numbers.
+    Bfloat16(&'a [u32]),
+    Float16(&'a [u32]),
+    /// MLX's affine quantization: (outputs, inputs × bits / 32) words, and scales and biases (outputs, inputs / group_size).
+    Affine { words: &'a [u32], scales: &'a [f32], biases: &'a [f32], group_size: usize, bits: u32 },
+}
+
+/// A weight, or several over the same inputs whose outputs follow each other.
+#[derive(Debug)]
+pub struct HostMatrix {
+    inputs: usize,
+    outputs: usize,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    first_output: usize,
+    outputs: usize,
+    kind: Kind,
+    /// (panels, inputs / numbers of a word)
+    words: Vec<Line<u32>>,
+    /// (panels, groups)
+    scales: Vec<Scale>,
+    group_words: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Bits2,
+    Bits4,
+    Bits8,
+    Bfloat16,
+    Float16,
+    Float32,
+}
+
+/// What a product does with what is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Write {
+    Set,
+    Add,
+}
+
+/// Multiplications that are worth a task of their own.
+const TASK_PRODUCTS_MIN: usize = 1 << 17;
+/// Tasks a thread, so that one that is held up does not hold up the others.
+const TASKS_PER_THREAD: usize = 4;
+
+impl HostMatrix {
+    /// Packs a weight. Its numbers must be as many as the shape says, and its groups whole.
+    pub fn new(stored: Stored<'_>, outputs: usize, inputs: usize) -> Self {
+        Self { inputs, outputs, parts: vec![Part::new(stored, outputs, inputs)] }
+    }
+
+    /// One product instead of several over the same inputs.
+    pub fn stacked(matrices: Vec<Self>) -> Self {
+        let (mut parts, mut outputs) = (Vec::new(), 0);
+        let inputs = matrices.first().map_or(0, |matrix| matrix.inputs);
+        for matrix in matrices {
+            debug_assert_eq!(matrix.inputs, inputs, "the same inputs");
+            parts.extend(matrix.parts.into_iter().map(|part| Part { first_output: outputs + part.first_output, ..part }));
+            outputs += matrix.outputs;
+        }
+        Self { inputs, outputs, parts }
+    }
+
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Output `index`'s own weights, (inputs): a token's row of an embedding.
+    pub fn row(&self, index: usize, weights: &mut [f32]) {
+        let part = self.parts.iter().rfind(|part| part.first_output <= index);
+        if let Some(part) = part {
+            part.row(index - part.first_output, weights);
+        }
+    }
+
+    /// `y = x @ weightᵀ + bias` or `y += …`: (rows, inputs) -> (rows, outputs).
+    pub fn product(&self, x: &Packed, bias: Option<&[f32]>, write: Write, y: &mut [f32]) {
+        debug_assert_eq!((x.inputs(), x.rows() * self.outputs), (self.inputs, y.len()));
+        if x.rows() == 0 || self.outputs == 0 {
+            return;
+        }
+        let arch = Arch::new();
+        let panels: Vec<(&Part, usize)> =
+            self.parts.iter().flat_map(|part| (0..part.outputs.div_ceil(PANEL)).map(move |panel| (part, panel))).collect();
+        let products = panels.len() * PANEL * self.inputs * x.rows();
+        let tasks = (products / TASK_PRODUCTS_MIN).clamp(1, TASKS_PER_THREAD * rayon::current_num_threads());
+        let mut tasks: Vec<Task<'_>> = panels.chunks(panels.len().div_ceil(tasks)).map(Task::new).collect();
+        for row in y.chunks_exact_mut(self.outputs) {
+            let mut left = row;
+            for task in &mut tasks {
+                let (own, rest) = left.split_at_mut(task.width);
+                task.rows.push(own);
+                left = rest;
+            }
+        }
+        let compute = |task: Task<'_>| task.compute(arch, x, bias, write);
+        if tasks.len() == 1 {
+            tasks.into_iter().for_each(compute);
+        } else {
+            tasks.into_par_iter().with_max_len(1).for_each(compute);
+        }
+    }
+}
+
+/// Some panels of a product, and the columns of its result that they give.
+struct Task<'a> {
+    panels: &'a [(&'a Part, usize)],
+    width: usize,
+    rows: Vec<&'a mut [f32]>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
+}
+
+impl<'a> Task<'a> {
+    fn new(panels: &'a [(&'a Part, usize)]) -> Self {
+        Self { panels, width: panels.iter().map(|(part, panel)| part.width(*panel)).sum(), rows: Vec::new() }
+    }
+
+    fn compute(mut self, arch: Arch, x: &Packed, bias: Option<&[f32]>, write: Write) {
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.reserve(x.rows());
+            let mut at = 0;
+            for &(part, panel) in self.panels {
+                part.multiply(arch, panel, x, scratch);
+                let width = part.width(panel);
+                let first = part.first_output + panel * PANEL;
+                let bias = bias.map(|bias| &bias[first..first + width]);
+                for (row, sums) in self.rows.iter_mut().zip(&scratch.sums) {
+                    let y = &mut row[at..at + width];
+                    match (write, bias) {
+                        (Write::Set, None) => y.copy_from_slice(&sums.0[..width]),
+                        (Write::Add, None) => y.iter_mut().zip(&sums.0).for_each(|(y, sum)| *y += sum),
+                        (Write::Set, Some(bias)) => {
+                            y.iter_mut().zip(&sums.0).zip(bias).for_each(|((y, sum), bias)| *y = sum + bias);
+                        }
+                        (Write::Add, Some(bias)) => {
+                            y.iter_mut().zip(&sums.0).zip(bias).for_each(|((y, sum), bias)| *y += sum + bias);
+                        }
+                    }
+                }
+                at += width;
+            }
+        });
+    }
+}
+
+impl Part {
+    fn new(stored: Stored<'_>, outputs: usize, inputs: usize) -> Self {
+        // An odd row of half-precision numbers does not divide into words.
+        match stored {
+            Stored::Float32(numbers) => {
+                Self::of_words(Kind::Float32, outputs, inputs, |row| numbers[row * inputs..][..inputs].iter().map(|x| x.to_bits()))
+            }
+            Stored::Bfloat16(words) => Self::of_words(Kind::Bfloat16, outputs, inputs, |row| row_of(words, row, inputs / 2)),
+            Stored::Float16(words) => Self::of_words(Kind::Float16, outputs, inputs, |row| row_of(words, row, inputs / 2)),
+            Stored::Affine { words, scales, biases, group_size, bits } => {
+                let row_words = inputs * bits as usize / 32;
+                let (kind, kept) = match bits {
+                    2 => (Kind::Bits2, 2),
+                    3 | 4 => (Kind::Bits4, 4),
+                    _ => (Kind::Bits8, 8),
+                };
+                let mut part = if kept == bits {
+                    Self::of_words(kind, outputs, inputs, |row| row_of(words, row, row_words))
+                } else {
+                    let wider = |row: usize| widened(&words[row * row_words..][..row_words], bits, kept);
+                    Self::of_words(kind, outputs, inputs, wider)
+                };
+                part.group_words = group_size * kept as usize / 32;
+                let groups = inputs / group_size;
+                part.scales = vec![[Line::ZERO; 2]; outputs.div_ceil(PANEL) * groups];
+                for row in 0..outputs {
+                    for group in 0..groups {
+                        let [scale, bias] = &mut part.scales[row / PANEL * groups + group];
+                        scale.0[row % PANEL] = scales[row * groups + group];
+                        bias.0[row % PANEL] = biases[row * groups + group];
+                    }
+                }
+                part
+            }
+        }
+    }
+
+    /// Words of each row into panels.
+    fn of_words<I: Iterator<Item = u32>>(kind: Kind, outputs: usize, inputs: usize, row: impl Fn(usize) -> I) -> Self {
+        let panel_words = inputs / kind.per_word();
+        let mut words = vec![Line([0; PANEL]); outputs.div_ceil(PANEL) * panel_words];
+        for output in 0..outputs {
+            let panel = &mut words[output / PANEL * panel_words..][..panel_words];
+            for (line, word) in panel.iter_mut().zip(row(output)) {
+                line.0[output % PANEL] = word;
+            }
+        }
+        Self { first_output: 0, outputs, kind, words, scales: Vec::new(), group_words: panel_words }
+    }
+
+    fn panel(&self, panel: usize) -> Panel<'_> {
+        let panels = self.outputs.div_ceil(PANEL);
+        let (words, groups) = (self.words.len() / panels, self.scales.len() / panels);
+        Panel {
+            words: &self.words[panel * words..][..words],
+            scales: &self.scales[panel * groups..][..groups],
+            group_words: self.group_words,
+        }
+    }
+
+    /// Columns of a panel that are outputs.
+    fn width(&self, panel: usize) -> usize {
+        (self.outputs - panel * PANEL).min(PANEL)
+    }
+
+    fn multiply(&self, arch: Arch, panel: usize, x: &Packed, scratch: &mut Scratch) {
+        let panel = self.panel(panel);
+        match self.kind {
+            Kind::Bits2 => panel::multiply::<Bits<2>>(arch, panel, x, scratch),
+            Kind::Bits4 => panel::multiply::<Bits<4>>(arch, panel, x, scratch),
+            Kind::Bits8 => panel::multiply::<Bits<8>>(arch, panel, x, scratch),
+            Kind::Bfloat16 => panel::multiply::<Bfloat16>(arch, panel, x, scratch),
+            Kind::Float16 => panel::multiply::<Float16>(arch, panel, x, scratch),
+            Kind::Float32 => panel::multiply::<Float32>(arch, panel, x, scratch),
+        }
+    }
+
+    fn row(&self, row: usize, weights: &mut [f32]) {
+        let (panel, column) = (self.panel(row / PANEL), row % PANEL);
+        let arch = Arch::new();
+        match self.kind {
+            Kind::Bits2 => arch.dispatch(Row::<Bits<2>>::new(panel, column, weights)),
+            Kind::Bits4 => arch.dispatch(Row::<Bits<4>>::new(panel, column, weights)),
+            Kind::Bits8 => arch.dispatch(Row::<Bits<8>>::new(panel, column, weights)),
+            Kind::Bfloat16 => arch.dispatch(Row::<Bfloat16>::new(panel, column, weights)),
+            Kind::Float16 => arch.dispatch(Row::<Float16>::new(panel, column, weights)),
+            Kind::Float32 => arch.dispatch(Row::<Float32>::new(panel, column, weights)),
+        }
+    }
+}
+
+impl Kind {
+    fn per_word(self) -> usize {
+        match self {
+            Self::Bits2 => Bits::<2>::PER_WORD,
+            Self::Bits4 => Bits::<4>::PER_WORD,
+            Self::Bits8 => Bits::<8>::PER_WORD,
+            Self::Bfloat16 | Self::Float16 => Bfloat16::PER_WORD,
+            Self::Float32 => Float32::PER_WORD,
+        }
+    }
+}
+
+fn row_of(words: &[u32], row: usize, row_words: usize) -> impl Iterator<Item = u32> {
+    words[row * row_words..][..row_words].iter().copied()
+}
+
+/// Codes of `bits` bits, which stand one after the other whatever words they cross, as codes of `kept` bits.
+fn widened(words: &[u32], bits: u32, kept: u32) -> impl Iterator<Item = u32> {
+    let per_word = (32 / kept) as usize;
+    let codes = words.len() * 32 / bits as usize;
+    let code = move |index: usize| {
+        let at = index * bits as usize;
+        let low = u64::from(words[at / 32]);
+        let high = u64::from(words.get(at / 32 + 1).copied().unwrap_or(0));
+        ((low | high << 32) >> (at % 32)) as u32 & ((1 << bits) - 1)
+    };
+    (0..codes / per_word).map(move |word| (0..per_word).fold(0, |sum, i| sum | code(word * per_word + i) << (i as u32 * kept)))
+}
+
+/// One column of a panel, unpacked as products unpack it.
+struct Row<'a, C> {
+    panel: Panel<'a>,
+    column: usize,
+    weights: &'a mut [f32],
+    code: std::marker::PhantomData<C>,
+}
+
+impl<'a, C> Row<'a, C> {
+    fn new(panel: Panel<'a>, column: usize, weights: &'a mut [f32]) -> Self {
+        Self { panel, column, weights, code: std::marker::PhantomData }
+    }
+}
+
+impl<C: Code> WithSimd for Row<'_, C> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let group = self.panel.group_words;
+        for (at, (line, weights)) in self.panel.words.iter().zip(self.weights.chunks_mut(C::PER_WORD)).enumerate() {
+            let word = simd.splat_u32s(line.0[self.column]);
+            for (index, weight) in weights.iter_mut().enumerate() {
+                let mut number = C::number(simd, word, index);
+                if C::SCALED {
+                    let [scale, bias] = &self.panel.scales[at / group];
+                    let (scale, bias) = (simd.splat_f32s(scale.0[self.column]), simd.splat_f32s(bias.0[self.column]));
+                    number = simd.mul_add_f32s(number, scale, bias);
+                }
+                let mut lanes = Line::ZERO;
+                set_pair::<S>(&mut lanes, 0, [number; 2]);
+                *weight = lanes.0[0];
+            }
+        }
+    }
+}
