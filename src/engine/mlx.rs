@@ -112,7 +112,7 @@ impl MlxEngine {
         };
         // The CPU's cores take a decoder's weights as they are stored, and compute in float32.
         let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        let host = !on_gpu && dtype == Some(Dtype::Float32) && family != "whisper" && host::available();
+        let host = !on_gpu && dtype == Some(Dtype::Float32) && family != "whisper" && host::wanted();
         let policy = Policy { dtype, dequantize: !on_gpu, merge: on_gpu, host };
         let model = models::load(config, Loader::open(files, config, policy)?)?;
         if host {

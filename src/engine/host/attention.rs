@@ -116,7 +116,8 @@ impl Attention {
         let end = visible(count - 1);
         let length = end - start;
         let from = head * seen.stride * dims;
-        let (keys, values) = (&seen.keys[from + start * dims..from + end * dims], &seen.values[from + start * dims..from + end * dims]);
+        let (keys, values) =
+            (&seen.keys[from + start * dims..from + end * dims], &seen.values[from + start * dims..from + end * dims]);
 
         let mut packed = vec![0.0; QUERIES_MAX * dims.max(length.min(VALUES_MAX))];
         let mut scores = vec![0.0f32; count * length];
@@ -247,6 +248,79 @@ impl WithSimd for OfRow<'_> {
                     for (to, value) in rest.iter_mut().zip(&value[first..]) {
                         *to += score * value;
                     }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|index| ((index * 7919 + seed * 104_729) % 2003) as f32 * 2e-3 - 2.0).collect()
+    }
+
+    /// What one query head sees, in double precision: keys `from .. to` of its key head.
+    fn exact(query: &[f32], keys: &[f32], values: &[f32], seen: std::ops::Range<usize>, scale: f32) -> Vec<f64> {
+        let dims = query.len();
+        let dot = |token: usize| -> f64 {
+            let key = &keys[token * dims..][..dims];
+            f64::from(scale) * query.iter().zip(key).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>()
+        };
+        let scores: Vec<f64> = seen.clone().map(dot).collect();
+        let largest = scores.iter().copied().fold(f64::MIN, f64::max);
+        let sum: f64 = scores.iter().map(|score| (score - largest).exp()).sum();
+        let mut attended = vec![0.0; dims];
+        for (token, score) in seen.zip(scores) {
+            for (to, &value) in attended.iter_mut().zip(&values[token * dims..][..dims]) {
+                *to += (score - largest).exp() / sum * f64::from(value);
+            }
+        }
+        attended
+    }
+
+    #[test]
+    fn rows_and_chunks_see_what_they_should() {
+        for (heads, kv_heads, head_dim) in [(4, 2, 64), (9, 3, 16), (3, 3, 20), (2, 1, 256), (4, 4, 8)] {
+            let scale = 1.0 / head_dim as f32;
+            let attention = Attention { heads, kv_heads, head_dim, scale };
+            let (stride, width, query_stride) = (300, heads * head_dim, heads * head_dim + 24);
+            let (keys, values) = (numbers(kv_heads * stride * head_dim, 1), numbers(kv_heads * stride * head_dim, 2));
+            for (tokens, first, window) in
+                [(1, 1, None), (37, 1, None), (150, 151, None), (40, 9, Some(7)), (60, 30, Some(64)), (5, 200, Some(130))]
+            {
+                let queries = numbers(tokens * query_stride, 3);
+                let seen = Seen { keys: &keys, values: &values, stride, first, window };
+                let mut of_chunk = vec![f32::NAN; tokens * width];
+                attention.chunk(&queries, query_stride, seen, &mut of_chunk);
+                let mut of_rows = vec![f32::NAN; tokens * width];
+                let each: Vec<Seen<'_>> = (0..tokens).map(|token| Seen { first: first + token, ..seen }).collect();
+                if window.is_none() {
+                    attention.rows(&queries, query_stride, &each, &mut of_rows);
+                }
+                for token in 0..tokens {
+                    let to = first + token;
+                    let visible = window.map_or(0, |window: usize| to.saturating_sub(window))..to;
+                    for head in 0..heads {
+                        let own = head / (heads / kv_heads) * stride * head_dim;
+                        let query = &queries[token * query_stride + head * head_dim..][..head_dim];
+                        let exact = exact(query, &keys[own..], &values[own..], visible.clone(), scale);
+                        let at = token * width + head * head_dim;
+                        for (index, exact) in exact.iter().enumerate() {
+                            let ours = of_chunk[at + index];
+                            assert!((f64::from(ours) - exact).abs() < 1e-5, "{attention:?}, token {token}: {ours} is {exact}");
+                            let ours = of_rows[at + index];
+                            assert!(window.is_some() || (f64::from(ours) - exact).abs() < 1e-5, "alone: {ours} is {exact}");
+                        }
+                    }
+                }
+                // Alone, or among others: the same to the last bit.
+                if window.is_none() {
+                    let mut alone = vec![0.0; width];
+                    attention.rows(&queries, query_stride, &each[..1], &mut alone);
+                    assert_eq!(alone, of_rows[..width]);
                 }
             }
         }

@@ -20,7 +20,13 @@ pub enum Stored<'a> {
     Bfloat16(&'a [u32]),
     Float16(&'a [u32]),
     /// MLX's affine quantization: (outputs, inputs × bits / 32) words, and scales and biases (outputs, inputs / group_size).
-    Affine { words: &'a [u32], scales: &'a [f32], biases: &'a [f32], group_size: usize, bits: u32 },
+    Affine {
+        words: &'a [u32],
+        scales: &'a [f32],
+        biases: &'a [f32],
+        group_size: usize,
+        bits: u32,
+    },
 }
 
 /// A weight, or several over the same inputs whose outputs follow each other.
@@ -325,5 +331,127 @@ impl<C: Code> WithSimd for Row<'_, C> {
                 *weight = lanes.0[0];
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|index| ((index * 7919 + seed * 104_729) % 2003) as f32 * 1e-3 - 1.0).collect()
+    }
+
+    fn product(matrix: &HostMatrix, x: &[f32], bias: Option<&[f32]>, write: Write, y: &mut [f32]) {
+        let mut packed = Packed::default();
+        packed.pack(x, matrix.inputs(), matrix.inputs());
+        matrix.product(&packed, bias, write, y);
+    }
+
+    /// A weight in `bits` bits, and what it stands for.
+    fn affine(outputs: usize, inputs: usize, group_size: usize, bits: u32) -> (HostMatrix, Vec<f32>) {
+        let codes: Vec<u32> = (0..outputs * inputs).map(|index| (index as u32).wrapping_mul(0x9e37_79b9) >> (32 - bits)).collect();
+        let mut words = Vec::new();
+        for row in codes.chunks(inputs) {
+            let mut of_row = vec![0u32; inputs * bits as usize / 32 + 1];
+            for (index, &code) in row.iter().enumerate() {
+                let at = index * bits as usize;
+                of_row[at / 32] |= code << (at % 32);
+                if at % 32 + bits as usize > 32 {
+                    of_row[at / 32 + 1] |= code >> (32 - at % 32);
+                }
+            }
+            words.extend_from_slice(&of_row[..inputs * bits as usize / 32]);
+        }
+        let (scales, biases) = (numbers(outputs * inputs / group_size, 3), numbers(outputs * inputs / group_size, 4));
+        let dense = codes.iter().enumerate().map(|(index, &code)| {
+            let group = index / group_size;
+            (code as f32).mul_add(scales[group], biases[group])
+        });
+        let stored = Stored::Affine { words: &words, scales: &scales, biases: &biases, group_size, bits };
+        (HostMatrix::new(stored, outputs, inputs), dense.collect())
+    }
+
+    /// Products of each row count against sums in double precision, and a row's own against those of the row alone, bit for bit.
+    fn check(matrix: &HostMatrix, weights: &[f32], what: &str) {
+        let (outputs, inputs) = (matrix.outputs(), matrix.inputs());
+        let mut row = vec![0.0; inputs];
+        for output in 0..outputs {
+            matrix.row(output, &mut row);
+            assert_eq!(row, weights[output * inputs..][..inputs], "{what}: row {output}");
+        }
+        let x = numbers(40 * inputs, 5);
+        let mut alone = vec![0.0; 40 * outputs];
+        for (x, y) in x.chunks(inputs).zip(alone.chunks_mut(outputs)) {
+            product(matrix, x, None, Write::Set, y);
+            for (output, (y, weights)) in y.iter().zip(weights.chunks(inputs)).enumerate() {
+                let terms = || x.iter().zip(weights).map(|(&x, &weight)| f64::from(x) * f64::from(weight));
+                let (exact, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+                assert!((f64::from(*y) - exact).abs() <= 1e-5 * size, "{what}: output {output} is {y}, not {exact}");
+            }
+        }
+        for rows in [2, 3, 4, 5, 7, 12, 13, 32, 40] {
+            let mut y = vec![f32::NAN; rows * outputs];
+            product(matrix, &x[..rows * inputs], None, Write::Set, &mut y);
+            assert!(y == alone[..rows * outputs], "{what}: {rows} rows differ from each alone");
+        }
+        let bias = numbers(outputs, 6);
+        let mut y = vec![1.0; outputs];
+        product(matrix, &x[..inputs], Some(&bias), Write::Add, &mut y);
+        let expected: Vec<f32> = alone.iter().zip(&bias).map(|(y, bias)| 1.0 + (y + bias)).collect();
+        assert_eq!(y, expected, "{what}: added with a bias");
+    }
+
+    #[test]
+    fn rows_are_the_same_in_any_company() {
+        for bits in [2, 3, 4, 5, 6, 8] {
+            for group_size in [32, 64, 128] {
+                let (matrix, weights) = affine(70, 384, group_size, bits);
+                check(&matrix, &weights, &format!("{bits} bits in groups of {group_size}"));
+            }
+        }
+        let weights = numbers(33 * 201, 1);
+        check(&HostMatrix::new(Stored::Float32(&weights), 33, 201), &weights, "float32");
+        let halves = |weights: &[f32]| -> Vec<u32> {
+            weights.as_chunks::<2>().0.iter().map(|pair| pair[0].to_bits() >> 16 | pair[1].to_bits() & 0xffff_0000).collect()
+        };
+        let words = halves(&numbers(40 * 500, 2));
+        let weights: Vec<f32> =
+            words.iter().flat_map(|word| [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]).collect();
+        check(&HostMatrix::new(Stored::Bfloat16(&words), 40, 500), &weights, "bfloat16");
+    }
+
+    /// All finite halves, subnormal ones included.
+    #[test]
+    fn halves_are_unpacked_exactly() {
+        let halves: Vec<u32> = (0..0x10000).filter(|half| half & 0x7c00 != 0x7c00).collect();
+        let exact = |half: u32| {
+            let (exponent, fraction) = ((half >> 10 & 31) as i32, f64::from(half & 1023));
+            let size = if exponent == 0 { fraction * 2f64.powi(-24) } else { (1024.0 + fraction) * 2f64.powi(exponent - 25) };
+            (if half & 0x8000 == 0 { size } else { -size }) as f32
+        };
+        let words: Vec<u32> = halves.as_chunks::<2>().0.iter().map(|pair| pair[0] | pair[1] << 16).collect();
+        let matrix = HostMatrix::new(Stored::Float16(&words), 1, halves.len());
+        let mut weights = vec![0.0; halves.len()];
+        matrix.row(0, &mut weights);
+        assert!(halves.iter().zip(&weights).all(|(&half, weight)| exact(half).to_bits() == weight.to_bits()));
+    }
+
+    #[test]
+    fn stacked_products_are_those_of_the_parts() {
+        let ((first, _), (second, _)) = (affine(70, 64, 32, 4), affine(33, 64, 64, 8));
+        let ((a, mut weights), (b, rest)) = (affine(70, 64, 32, 4), affine(33, 64, 64, 8));
+        let x = numbers(6 * 64, 1);
+        let (mut y_first, mut y_second, mut y) = (vec![0.0; 6 * 70], vec![0.0; 6 * 33], vec![0.0; 6 * 103]);
+        product(&first, &x, None, Write::Set, &mut y_first);
+        product(&second, &x, None, Write::Set, &mut y_second);
+        let stacked = HostMatrix::stacked(vec![a, b]);
+        product(&stacked, &x, None, Write::Set, &mut y);
+        for row in 0..6 {
+            assert_eq!(y[row * 103..][..70], y_first[row * 70..][..70]);
+            assert_eq!(y[row * 103 + 70..][..33], y_second[row * 33..][..33]);
+        }
+        weights.extend(rest);
+        check(&stacked, &weights, "stacked");
     }
 }

@@ -20,4 +20,4 @@ pub use elementwise::{gelu_each, gelu_tanh_gated, silu_gated, softmax_rows};
 pub use matrix::{HostMatrix, Stored, Write};
 pub use pack::{Packed, norm_rows};
 pub use rotation::{Angles, Rotation, RotationKind};
-pub use simd::{available, each_row, install};
+pub use simd::{each_row, install, wanted};

@@ -35,8 +35,7 @@ impl<const B: u32> Code for Bits<B> {
     const SCALED: bool = true;
     #[inline(always)]
     fn number<S: Simd>(simd: S, words: S::u32s, index: usize) -> S::f32s {
-        let shifted =
-            if index == 0 { words } else { simd.wrapping_dyn_shr_u32s(words, simd.splat_u32s(index as u32 * B)) };
+        let shifted = if index == 0 { words } else { simd.wrapping_dyn_shr_u32s(words, simd.splat_u32s(index as u32 * B)) };
         let code = simd.and_u32s(shifted, simd.splat_u32s((1 << B) - 1));
         // 2²³ + code has the code in its lowest bits.
         let sum = simd.transmute_f32s_u32s(simd.or_u32s(code, simd.splat_u32s(0x4b00_0000)));

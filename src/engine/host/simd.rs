@@ -17,9 +17,9 @@ impl Line<f32> {
     pub const ZERO: Self = Self([0.0; PANEL]);
 }
 
-/// Whether there are vector instructions to compute with; without them MLX does it all.
-pub fn available() -> bool {
-    vector_lanes() > 1
+/// Whether there are vector instructions to compute with, and `MLXBATCH_HOST` is not 0; otherwise MLX does it all.
+pub fn wanted() -> bool {
+    vector_lanes() > 1 && std::env::var_os("MLXBATCH_HOST").is_none_or(|value| value != "0")
 }
 
 /// float32 numbers of a vector.

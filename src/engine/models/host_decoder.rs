@@ -264,10 +264,10 @@ impl Layer {
             let rows = &mut attended[first * queries_width..][..length * queries_width];
             self.attention.chunk(&qkv[first * stride..][..length * stride], stride, seen, rows);
         }
-        let seen = step.rows.iter().map(|&(slot, position)| Seen {
-            first: (position as usize + 1).min(cache.ring),
-            ..cache.seen(slot as usize)
-        });
+        let seen = step
+            .rows
+            .iter()
+            .map(|&(slot, position)| Seen { first: (position as usize + 1).min(cache.ring), ..cache.seen(slot as usize) });
         let seen: Vec<Seen<'_>> = seen.collect();
         self.attention.rows(&qkv[first * stride..], stride, &seen, &mut attended[first * queries_width..]);
 
@@ -281,11 +281,9 @@ impl Layer {
         let stride = (heads + 2 * kv_heads) * head_dim;
         let past = start.min(self.window.unwrap_or(0).saturating_sub(1)).min(cache.ring);
         let tokens = past + rows.len() / stride;
-        let mut unrolled =
-            Unrolled { keys: Vec::with_capacity(tokens * kv_heads * head_dim), values: Vec::new(), past, tokens };
+        let mut unrolled = Unrolled { keys: Vec::with_capacity(tokens * kv_heads * head_dim), values: Vec::new(), past, tokens };
         let seen = cache.seen(slot);
-        for (stored, offset, all) in
-            [(seen.keys, heads, &mut unrolled.keys), (seen.values, heads + kv_heads, &mut unrolled.values)]
+        for (stored, offset, all) in [(seen.keys, heads, &mut unrolled.keys), (seen.values, heads + kv_heads, &mut unrolled.values)]
         {
             for head in 0..kv_heads {
                 for position in start - past..start {

@@ -11,7 +11,8 @@ pub fn dense(weight: &Array, rows: i32, columns: i32) -> Result<HostMatrix, Weig
     // An odd row of half-precision numbers does not divide into words.
     let half = columns % 2 == 0 && matches!(weight.dtype(), Dtype::Bfloat16 | Dtype::Float16);
     // Infinite halves are not unpacked; no weight that works holds any.
-    let finite = || -> Result<bool, WeightError> { Ok(slice::<bool>(&weight.abs()?.max(None)?.is_finite()?)?.iter().all(|&finite| finite)) };
+    let finite =
+        || -> Result<bool, WeightError> { Ok(slice::<bool>(&weight.abs()?.max(None)?.is_finite()?)?.iter().all(|&finite| finite)) };
     if !half || weight.dtype() == Dtype::Float16 && !finite()? {
         let weight = weight.as_dtype(Dtype::Float32)?.contiguous()?;
         return Ok(HostMatrix::new(Stored::Float32(slice(&weight)?), outputs, inputs));
