@@ -422,6 +422,8 @@ fn resize(array: &mut Array, shape: &[i32; 4]) -> Result<(), EngineError> {
     if kept.iter().all(|&extent| extent > 0) {
         resized = ffi::slice_update(&resized, &ffi::slice(array, &[0; 4], &kept)?, &[0; 4])?;
     }
+    // What shrank is a view of the larger buffer, which would be kept with it, and which cannot be lent.
+    let resized = resized.contiguous()?;
     resized.eval()?;
     *array = resized;
     Ok(())

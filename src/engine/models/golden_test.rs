@@ -293,8 +293,8 @@ fn committed_checkpoints_agree_with_mlx_lm() {
     }
 }
 
-/// On the CPU's cores a row's logits are the same to the last bit in any company: prompts side by side in one pass, beside rows that
-/// decode, in another slot of a larger cache.
+/// On the CPU's cores a row's logits are the same to the last bit in any company: prompts side by side in one pass, beside rows
+/// that decode, in another slot of a larger cache.
 #[test]
 fn rows_on_the_host_do_not_depend_on_their_company() {
     let mut seen = 0;

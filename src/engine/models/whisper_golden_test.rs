@@ -356,8 +356,8 @@ fn halves_are_near() {
     let folder = root().join("fixtures/checkpoints/speech/whisper");
     let config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
     for (dtype, error_max) in [(None, 0.02), (Some(Dtype::Float32), ENCODED_ERROR_MAX)] {
-        let loader =
-            Loader::open(&[folder.join("model.safetensors")], &config, Policy { dtype, dequantize: true, merge: false, host: false }).unwrap();
+        let policy = Policy { dtype, dequantize: true, merge: false, host: false };
+        let loader = Loader::open(&[folder.join("model.safetensors")], &config, policy).unwrap();
         let model = load(&config, loader).unwrap();
         for heard in golden("whisper") {
             let encoded = encode(&*model, heard.window);
