@@ -161,20 +161,29 @@ impl<'a> Task<'a> {
                 let bias = bias.map(|bias| &bias[first..first + width]);
                 for (row, sums) in self.rows.iter_mut().zip(&scratch.sums) {
                     let y = &mut row[at..at + width];
-                    match (write, bias) {
-                        (Write::Set, None) => y.copy_from_slice(&sums.0[..width]),
-                        (Write::Add, None) => y.iter_mut().zip(&sums.0).for_each(|(y, sum)| *y += sum),
-                        (Write::Set, Some(bias)) => {
-                            y.iter_mut().zip(&sums.0).zip(bias).for_each(|((y, sum), bias)| *y = sum + bias);
-                        }
-                        (Write::Add, Some(bias)) => {
-                            y.iter_mut().zip(&sums.0).zip(bias).for_each(|((y, sum), bias)| *y += sum + bias);
-                        }
-                    }
+                    write_sums(y, &sums.0, bias, write);
                 }
                 at += width;
             }
         });
+    }
+}
+
+/// `y = sums + bias` or `y += sums + bias`.
+fn write_sums(y: &mut [f32], sums: &[f32; PANEL], bias: Option<&[f32]>, write: Write) {
+    if let (Ok(y), None) = (<&mut [f32; PANEL]>::try_from(&mut *y), bias) {
+        match write {
+            Write::Set => *y = *sums,
+            Write::Add => y.iter_mut().zip(sums).for_each(|(y, sum)| *y += sum),
+        }
+        return;
+    }
+    for (column, (y, sum)) in y.iter_mut().zip(sums).enumerate() {
+        let sum = bias.map_or(*sum, |bias| sum + bias[column]);
+        match write {
+            Write::Set => *y = sum,
+            Write::Add => *y += sum,
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! [`Decoder`] on the CPU's cores: the same layers as one pass in Rust, rather than as a graph of a thousand small operations.
 
-use mlx_rs::{Array, Dtype};
+use std::sync::{Mutex, PoisonError};
+
+use mlx_rs::{Array, Dtype, ops};
 
 use super::{
     Embedding, Linear, Model, RmsNorm,
@@ -25,6 +27,8 @@ pub struct HostDecoder {
     rotations: Vec<Rotation>,
     layouts: Vec<LayerLayout>,
     intermediate_size: usize,
+    /// Kept from pass to pass: fresh pages cost as much as a small product.
+    scratch: Mutex<Scratch>,
 }
 
 struct Layer {
@@ -59,6 +63,7 @@ struct Product {
 /// What a pass writes over and over.
 #[derive(Default)]
 struct Scratch {
+    hidden: Vec<f32>,
     normed: Vec<f32>,
     packed: Packed,
     qkv: Vec<f32>,
@@ -131,13 +136,16 @@ impl HostDecoder {
             rotations,
             layouts,
             intermediate_size: decoder.intermediate_size as usize,
+            scratch: Mutex::default(),
         }))
     }
 
-    /// Normalized hidden states (N, hidden) of `tokens`, which stand as `step` says.
-    fn pass(&self, tokens: &[i32], step: &Places, cache: &mut [LentLayer<'_>]) -> Vec<f32> {
+    /// Normalized hidden states (N, hidden) of `tokens`, which stand as `step` says, into `normed`.
+    fn pass(&self, tokens: &[i32], step: &Places, cache: &mut [LentLayer<'_>], normed: &mut [f32]) {
         let width = self.embedding.inputs();
-        let mut hidden = vec![0.0; tokens.len() * width];
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hidden = std::mem::take(&mut scratch.hidden);
+        hidden.resize(tokens.len() * width, 0.0);
         for (row, &token) in hidden.chunks_exact_mut(width).zip(tokens) {
             self.embedding.row(token as usize, row);
             if let Some(scale) = self.embedding_scale {
@@ -145,14 +153,12 @@ impl HostDecoder {
             }
         }
         let angles: Vec<Angles> = self.rotations.iter().map(|rotation| rotation.angles(step.tokens())).collect();
-        let mut scratch = Scratch::default();
         for (layer, cache) in self.layers.iter().zip(cache) {
             layer.attend(&mut hidden, step, &self.rotations[layer.rotation], &angles[layer.rotation], cache, &mut scratch);
             layer.feed_forward(&mut hidden, &mut scratch);
         }
-        let mut normed = vec![0.0; hidden.len()];
-        self.norm.forward(&hidden, &mut normed);
-        normed
+        self.norm.forward(&hidden, normed);
+        scratch.hidden = hidden;
     }
 }
 
@@ -167,8 +173,10 @@ impl Model for HostDecoder {
             return Err(EngineError::Plan { step: 0, reason: format!("token {token} is not of this model's vocabulary") });
         }
         let (places, mut lent) = (step.places(), cache.lend()?);
-        let hidden = host::install(|| self.pass(tokens, places, &mut lent));
-        Ok(Array::from_slice(&hidden, &[tokens.len() as i32, self.embedding.inputs() as i32]))
+        let mut hidden = ops::zeros::<f32>(&[tokens.len() as i32, self.embedding.inputs() as i32])?;
+        let normed = ffi::lend(&mut hidden)?;
+        host::install(|| self.pass(tokens, places, &mut lent, normed));
+        Ok(hidden)
     }
 
     fn logits(&self, hidden: &Array) -> Result<Array, EngineError> {
@@ -176,14 +184,15 @@ impl Model for HostDecoder {
             Some(output) => (&output.matrix, output.bias.as_deref()),
             None => (&self.embedding, None),
         };
-        let (rows, x) = (hidden.dim(0), ffi::numbers(hidden)?);
-        let mut logits = vec![0.0; rows as usize * matrix.outputs()];
+        let x = ffi::numbers(hidden)?;
+        let mut logits = ops::zeros::<f32>(&[hidden.dim(0), matrix.outputs() as i32])?;
+        let y = ffi::lend(&mut logits)?;
         host::install(|| {
             let mut packed = Packed::default();
             packed.pack(x, matrix.inputs(), matrix.inputs());
-            matrix.product(&packed, bias, Write::Set, &mut logits);
+            matrix.product(&packed, bias, Write::Set, y);
         });
-        Ok(Array::from_slice(&logits, &[rows, matrix.outputs() as i32]))
+        Ok(logits)
     }
 
     fn vocabulary(&self) -> u32 {
