@@ -7,6 +7,8 @@
 
 mod cross;
 
+use std::cell::OnceCell;
+
 use mlx_rs::{Array, Dtype, fast, ops};
 
 pub use cross::CrossLayout;
@@ -26,9 +28,11 @@ pub struct LayerLayout {
 /// Where the tokens of one forward pass stand: those of prompt chunks first, chunk after chunk, then one of each decoding row.
 pub struct Step {
     chunks: Vec<Chunk>,
-    decode: Option<DecodeRows>,
-    /// (N) int32: the position of each token.
-    positions: Array,
+    /// (slot, position) of the decoding rows.
+    rows: Vec<(i32, i32)>,
+    /// Made when it is first needed, as are the arrays behind it: kernels of our own do without.
+    decode: OnceCell<DecodeRows>,
+    positions: OnceCell<Array>,
     /// For each token, how far its sequence reaches: a prompt's whole length, or its own position and itself.
     reaches: Vec<i32>,
 }
@@ -45,20 +49,34 @@ pub struct Chunk {
 impl Step {
     /// `rows` are (slot, position) of the decoding rows, in ascending order of slots.
     pub fn new(chunks: Vec<Chunk>, rows: &[(u32, u32)]) -> Self {
-        let mut positions = Vec::new();
         let mut reaches = Vec::new();
         for chunk in &chunks {
-            positions.extend(chunk.start..chunk.start + chunk.length);
             reaches.extend(std::iter::repeat_n(chunk.prompt_tokens, chunk.length as usize));
         }
-        positions.extend(rows.iter().map(|row| row.1 as i32));
-        reaches.extend(rows.iter().map(|row| row.1 as i32 + 1));
-        let positions = Array::from_slice(&positions, &[positions.len() as i32]);
-        Self { chunks, decode: (!rows.is_empty()).then(|| DecodeRows::new(rows)), positions, reaches }
+        let rows: Vec<(i32, i32)> = rows.iter().map(|row| (row.0 as i32, row.1 as i32)).collect();
+        reaches.extend(rows.iter().map(|row| row.1 + 1));
+        Self { chunks, rows, decode: OnceCell::new(), positions: OnceCell::new(), reaches }
     }
 
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    pub fn rows(&self) -> &[(i32, i32)] {
+        &self.rows
+    }
+
+    /// (N) int32: the position of each token.
     pub fn positions(&self) -> &Array {
-        &self.positions
+        self.positions.get_or_init(|| {
+            let of_chunks = self.chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.length);
+            let positions: Vec<i32> = of_chunks.chain(self.rows.iter().map(|row| row.1)).collect();
+            Array::from_slice(&positions, &[positions.len() as i32])
+        })
+    }
+
+    fn decode(&self) -> Option<&DecodeRows> {
+        (!self.rows.is_empty()).then(|| self.decode.get_or_init(|| DecodeRows::new(&self.rows)))
     }
 
     pub fn reaches(&self) -> &[i32] {
@@ -86,9 +104,9 @@ struct DecodeRows {
 }
 
 impl DecodeRows {
-    fn new(rows: &[(u32, u32)]) -> Self {
-        let slots: Vec<i32> = rows.iter().map(|row| row.0 as i32).collect();
-        let positions: Vec<i32> = rows.iter().map(|row| row.1 as i32).collect();
+    fn new(rows: &[(i32, i32)]) -> Self {
+        let slots: Vec<i32> = rows.iter().map(|row| row.0).collect();
+        let positions: Vec<i32> = rows.iter().map(|row| row.1).collect();
         let count = rows.len() as i32;
         let span = slots.iter().max().map_or(0, |slot| slot + 1);
         let last_position = positions.iter().copied().max().unwrap_or(0);
@@ -134,6 +152,8 @@ pub struct Cache {
     slot_tokens: i32,
     /// Decoding reads keys in multiples of this many tokens.
     key_step: i32,
+    /// See [`Cache::counters`].
+    counters: Array,
     /// Masks of the decode step under way, by key length: layers of one kind share one.
     masks: Vec<(i32, Array)>,
     /// Of a model with an encoder.
@@ -156,11 +176,23 @@ impl Cache {
                 Ok(Layer { keys: ops::zeros_dtype(&shape, dtype)?, values: ops::zeros_dtype(&shape, dtype)? })
             })
             .collect::<Result<_, EngineError>>()?;
-        Ok(Self { layouts, layers, dtype, slots: 0, slot_tokens: 0, key_step, masks: Vec::new(), cross: None })
+        let counters = ops::zeros::<i32>(&[0])?;
+        Ok(Self { layouts, layers, dtype, slots: 0, slot_tokens: 0, key_step, counters, masks: Vec::new(), cross: None })
     }
 
     pub fn layout(&self) -> (i32, i32) {
         (self.slots, self.slot_tokens)
+    }
+
+    /// Keys and values of a layer, (slots, kv_heads, slot_tokens or ring, head_dim) each.
+    pub fn layer(&self, layer: usize) -> (&Array, &Array) {
+        let Layer { keys, values } = &self.layers[layer];
+        (keys, values)
+    }
+
+    /// int32 zeros, one for each key head of each slot: kernels that share a row count in them, and leave them at 0.
+    pub fn counters(&self) -> &Array {
+        &self.counters
     }
 
     /// Every array that the cache holds, for evaluation.
@@ -184,6 +216,9 @@ impl Cache {
         if let Some(cross) = &mut self.cross {
             cross.resize(slots)?;
         }
+        let kv_heads = self.layouts.iter().map(|layout| layout.kv_heads).max().unwrap_or(0);
+        self.counters = ops::zeros::<i32>(&[slots * kv_heads])?;
+        self.counters.eval()?;
         (self.slots, self.slot_tokens) = (slots, slot_tokens);
         Ok(())
     }
@@ -235,7 +270,7 @@ impl Cache {
         for tensors in &chunks {
             self.store_chunk(layer, tensors)?;
         }
-        if let Some(rows) = &step.decode {
+        if let Some(rows) = step.decode() {
             self.store_rows(layer, &tail(keys, first)?, &tail(values, first)?, rows)?;
         }
         let mut attended = Vec::with_capacity(chunks.len() + 1);
@@ -244,7 +279,7 @@ impl Cache {
             let of_chunk = self.attend_chunk(layer, tensors, scale, window)?;
             attended.push(of_chunk.transpose_axes(&[0, 2, 1, 3])?.reshape(&[tensors.chunk.length, heads * head_dim])?);
         }
-        if let Some(rows) = &step.decode {
+        if let Some(rows) = step.decode() {
             attended.push(self.attend_rows(layer, &tail(queries, first)?, scale, rows)?);
         }
         if attended.len() == 1 { Ok(attended.remove(0)) } else { Ok(ops::concatenate(&attended, 0)?) }

@@ -223,7 +223,13 @@ impl MlxEngine {
             tokens.push(Array::from_slice(&prompt_tokens, &[chunk_tokens]));
         }
         if !rows.is_empty() {
-            tokens.push(self.newest.take_axis(Array::from_slice(&row_slots, &[row_slots.len() as i32]), 0)?);
+            let all = self.is_every_slot(&row_slots);
+            let newest = &self.newest;
+            tokens.push(if all {
+                newest.clone()
+            } else {
+                newest.take_axis(Array::from_slice(&row_slots, &[row_slots.len() as i32]), 0)?
+            });
         }
         let tokens = if tokens.len() == 1 { tokens.remove(0) } else { ops::concatenate(&tokens, 0)? };
         outputs.extend((0..rows.len() as i32).map(|row| chunk_tokens + row));
@@ -239,8 +245,12 @@ impl MlxEngine {
                 EngineError::Plan { reason, .. } => impossible(reason),
                 other => other,
             })?;
-            let updates = of_rows.tokens.reshape(&[count, 1])?;
-            self.newest = ffi::scatter(&self.newest, &[&Array::from_slice(&slots, &[count])], &updates, &[0])?;
+            self.newest = if self.is_every_slot(&slots) {
+                of_rows.tokens.clone()
+            } else {
+                let updates = of_rows.tokens.reshape(&[count, 1])?;
+                ffi::scatter(&self.newest, &[&Array::from_slice(&slots, &[count])], &updates, &[0])?
+            };
             chosen = Some(of_rows);
         }
         let mut no_speech = None;
@@ -256,12 +266,18 @@ impl MlxEngine {
         }
         let of_chosen = chosen.iter().flat_map(|chosen| [Some(&chosen.tokens), chosen.logprobs.as_ref()]).flatten();
         let of_starts = no_speech.iter().map(|(_, probability)| probability);
-        transforms::async_eval(self.cache.arrays().chain([&self.newest]).chain(of_chosen).chain(of_starts))?;
+        // The hidden states too: where nothing is sampled, kernels that write into the cache have no other outcome.
+        transforms::async_eval(self.cache.arrays().chain([&self.newest, &hidden]).chain(of_chosen).chain(of_starts))?;
 
         let place: HashMap<SequenceId, usize> = sampled.iter().enumerate().map(|(place, row)| (row.0, place)).collect();
         let contract = plan.prefill.iter().filter(|prefill| prefill.last).map(|prefill| prefill.sequence);
         let order = contract.chain(plan.decode.iter().map(|decode| decode.sequence)).map(|id| (id, place[&id])).collect();
         Ok(Launched { chosen, order, no_speech })
+    }
+
+    /// Whether `slots` are all slots, in order.
+    fn is_every_slot(&self, slots: &[i32]) -> bool {
+        slots.len() as i32 == self.newest.dim(0) && slots.iter().zip(0..).all(|(&slot, index)| slot == index)
     }
 
     /// The hidden states at `places`, all of them where those are all.

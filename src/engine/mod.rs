@@ -1,6 +1,7 @@
 //! Computes plans.
 
 mod cache;
+mod cuda;
 pub mod fake;
 mod ffi;
 mod host;

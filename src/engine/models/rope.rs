@@ -105,6 +105,27 @@ impl Rope {
         }
     }
 
+    /// Radians a position for each pair of a head, and a factor on the input; none where they depend on the sequence.
+    pub fn inverse_frequencies(&self) -> Result<Option<(Vec<f32>, f32)>, EngineError> {
+        Ok(match &self.kind {
+            Kind::Plain { base, scale } => {
+                let exponents = (0..self.head_dim).step_by(2).map(|index| f64::from(index) / f64::from(self.head_dim));
+                let turns = exponents.map(|exponent| f64::from(*scale) * f64::from(*base).powf(-exponent));
+                Some((turns.map(|turn| turn as f32).collect(), 1.0))
+            }
+            Kind::Frequencies { frequencies, scale } => {
+                frequencies.eval()?;
+                let frequencies = frequencies.try_as_slice::<f32>().map_err(|error| EngineError::Mlx(error.to_string()))?;
+                Some((frequencies.iter().map(|frequency| 1.0 / frequency).collect(), *scale))
+            }
+            Kind::Dynamic { .. } => None,
+        })
+    }
+
+    pub fn is_traditional(&self) -> bool {
+        self.traditional
+    }
+
     /// Rotates (N, heads, 1, D) to the positions of `step`.
     pub fn forward(&self, x: &Array, step: &Step) -> Result<Array, EngineError> {
         match &self.kind {

@@ -2,7 +2,11 @@
 //!
 //! Sources: arXiv:2302.13971; transformers `modeling_{llama,qwen2,qwen3,gemma3}.py`; the files of the same names in mlx-lm.
 
+mod fused;
+
 use mlx_rs::{Array, Dtype, ops};
+
+use fused::Fused;
 
 use super::{
     Embedding, Linear, Model, RmsNorm,
@@ -60,6 +64,8 @@ pub struct Decoder {
     hidden_size: i32,
     intermediate_size: i32,
     vocab_size: i32,
+    /// Where the device has kernels for this model.
+    fused: Option<Fused>,
 }
 
 struct Layer {
@@ -154,7 +160,8 @@ impl Decoder {
         let norm = norm(loader, "model.norm", hidden)?;
         let output = Output::load(loader, options.tied, hidden, options.vocab_size)?;
         loader.finish()?;
-        Ok(Self {
+        let merges = loader.merges();
+        let mut decoder = Self {
             embed_tokens,
             embedding_scale: options.embedding_scale,
             layers,
@@ -163,7 +170,12 @@ impl Decoder {
             hidden_size: hidden,
             intermediate_size: options.intermediate_size,
             vocab_size: options.vocab_size,
-        })
+            fused: None,
+        };
+        if merges {
+            decoder.fused = Fused::new(&decoder, options.activation).map_err(|error| WeightError::Mlx(error.to_string()))?;
+        }
+        Ok(decoder)
     }
 }
 
@@ -178,6 +190,11 @@ impl Model for Decoder {
             // The reference rounds this factor to bfloat16, whatever the model computes in.
             let scale = Array::from_f32(scale).as_dtype(Dtype::Bfloat16)?;
             hidden = hidden.multiply(scale.as_dtype(hidden.dtype())?)?;
+        }
+        if let Some(fused) = &self.fused
+            && let Some(hidden) = fused.forward(self, &hidden, step, cache)?
+        {
+            return self.norm.forward(&hidden);
         }
         for (index, layer) in self.layers.iter().enumerate() {
             hidden = layer.forward(&hidden, index, step, cache)?;

@@ -1,0 +1,100 @@
+//! The decoder's forward pass by the kernels of [`cuda`](crate::engine::cuda): eight operations a layer rather than twenty.
+
+use mlx_rs::Array;
+
+use super::{Decoder, Layer, Qkv, add_normed};
+use crate::engine::{
+    EngineError,
+    cache::{Cache, Step},
+    cuda::{Geometry, Kernels, Places, Rotary},
+    models::{Linear, layers::Activation},
+};
+
+/// See the [module](self).
+pub struct Fused {
+    kernels: Kernels,
+    /// One a layer.
+    rotaries: Vec<Rotary>,
+}
+
+impl Fused {
+    /// None where the kernels do not fit the model or the device.
+    pub fn new(decoder: &Decoder, activation: Activation) -> Result<Option<Self>, EngineError> {
+        let Some(first) = decoder.layers.first() else { return Ok(None) };
+        let (own, dtype) = (&first.attention, decoder.norm.weight.dtype());
+        let geometry = Geometry {
+            heads: own.heads,
+            kv_heads: own.kv_heads,
+            head_dim: own.head_dim,
+            dtype,
+            traditional: own.rope.is_traditional(),
+            normed: own.q_norm.is_some(),
+        };
+        let gelu = activation == Activation::GeluTanh;
+        let Some(kernels) = Kernels::new(geometry, decoder.intermediate_size, gelu)? else { return Ok(None) };
+        let mut rotaries = Vec::with_capacity(decoder.layers.len());
+        for Layer { attention: own, mlp, .. } in &decoder.layers {
+            let Some((frequencies, factor)) = own.rope.inverse_frequencies()? else { return Ok(None) };
+            if mlp.merged().is_none() || !matches!(own.qkv, Qkv::Merged(_)) {
+                return Ok(None);
+            }
+            let norms = own.q_norm.as_ref().zip(own.k_norm.as_ref());
+            let norms = norms.map(|(q_norm, k_norm)| (&q_norm.weight, &k_norm.weight, q_norm.eps));
+            rotaries.push(Rotary::new(&frequencies, factor, own.scale, norms, dtype)?);
+        }
+        Ok(Some(Self { kernels, rotaries }))
+    }
+
+    /// [`Decoder::forward`] behind the embedding and before the last norm. None where a number format is not the kernels'.
+    pub fn forward(&self, decoder: &Decoder, hidden: &Array, step: &Step, cache: &mut Cache) -> Result<Option<Array>, EngineError> {
+        if hidden.dtype() != self.kernels.dtype() {
+            return Ok(None);
+        }
+        let places = self.kernels.places(step);
+        let mut hidden = hidden.clone();
+        for (index, (layer, rotary)) in decoder.layers.iter().zip(&self.rotaries).enumerate() {
+            hidden = self.layer(layer, rotary, index, &hidden, step, &places, cache)?;
+        }
+        Ok(Some(hidden))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a layer, its own part in the kernels, and the step")]
+    fn layer(
+        &self,
+        layer: &Layer,
+        rotary: &Rotary,
+        index: usize,
+        x: &Array,
+        step: &Step,
+        places: &Places,
+        cache: &mut Cache,
+    ) -> Result<Array, EngineError> {
+        let own = &layer.attention;
+        let normed = layer.input_norm.forward(x)?;
+        // A ring that a chunk overwrites while its tokens still see it is the plain path's.
+        let leaves = |window| step.chunks().iter().any(|chunk| chunk.start + chunk.length > window);
+        let hidden = match &own.qkv {
+            Qkv::Merged(qkv_proj) if !own.window.is_some_and(leaves) => {
+                let attended = self.kernels.attend(index, &qkv_proj.forward(&normed)?, rotary, cache, places)?;
+                add(x, &own.o_proj, &attended, layer.post_attention_norm.as_ref())?
+            }
+            _ => add_normed(x, own.forward(&normed, index, step, cache)?, layer.post_attention_norm.as_ref())?,
+        };
+        let normed = layer.feedforward_norm.forward(&hidden)?;
+        match layer.mlp.merged() {
+            Some((gate_up_proj, down_proj)) => {
+                let middle = self.kernels.gate(&gate_up_proj.forward(&normed)?)?;
+                add(&hidden, down_proj, &middle, layer.post_feedforward_norm.as_ref())
+            }
+            None => add_normed(&hidden, layer.mlp.forward(&normed)?, layer.post_feedforward_norm.as_ref()),
+        }
+    }
+}
+
+/// `x + linear(y)`, the product normalized where there is a norm.
+fn add(x: &Array, linear: &Linear, y: &Array, norm: Option<&crate::engine::models::RmsNorm>) -> Result<Array, EngineError> {
+    match norm {
+        None => linear.forward_add(y, x),
+        Some(_) => add_normed(x, linear.forward(y)?, norm),
+    }
+}
