@@ -4,6 +4,7 @@ mod cache;
 pub mod fake;
 mod ffi;
 mod host;
+pub mod memory;
 mod mlx;
 mod models;
 mod sample;
