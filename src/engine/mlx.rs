@@ -1,10 +1,12 @@
 //! The engine that runs a model on MLX.
 
 use std::{
+    cell::Cell,
     collections::{HashMap, VecDeque},
     fs,
     path::PathBuf,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use mlx_rs::{Array, Dtype, memory, ops, transforms};
@@ -65,6 +67,7 @@ pub struct MlxEngine {
     newest: Array,
     sequences: HashMap<SequenceId, Sequence>,
     launched: VecDeque<Launched>,
+    waited: Cell<Duration>,
 }
 
 struct Sequence {
@@ -124,20 +127,41 @@ impl MlxEngine {
         probe.resize(1, 1)?;
         let step = Step::new(vec![Chunk { slot: 0, start: 0, length: 1, prompt_tokens: 1 }], &[]);
         let cache_dtype = model.forward(&Array::from_slice(&[0i32], &[1]), &step, &mut probe)?.dtype();
-        let key_step = if on_gpu { SLOT_TOKENS_STEP as i32 } else { 1 };
-        let mut cache = Cache::new(model.cache_layout(), cache_dtype, key_step)?;
-        if let Some(encoder) = model.encoder() {
-            cache = cache.with_cross(encoder.cross_layout())?;
-        }
         Ok(Self {
+            cache: empty_cache(&*model, cache_dtype, on_gpu)?,
             model,
-            cache,
             cache_dtype,
             on_gpu,
             newest: ops::zeros::<i32>(&[0])?,
             sequences: HashMap::new(),
             launched: VecDeque::new(),
+            waited: Cell::default(),
         })
+    }
+
+    /// Puts every row out and gives the cache up: what stays is the model as it was loaded.
+    pub fn reset(&mut self) -> Result<(), EngineError> {
+        self.wait()?;
+        self.launched.clear();
+        self.sequences.clear();
+        self.cache = empty_cache(&*self.model, self.cache_dtype, self.on_gpu)?;
+        self.newest = ops::zeros::<i32>(&[0])?;
+        Ok(())
+    }
+
+    /// How long calls of [`Engine::launch`] and [`Engine::collect`] have waited for the device, all together.
+    pub fn waited(&self) -> Duration {
+        self.waited.get()
+    }
+
+    /// The number format of keys and values, which is that of the layers.
+    pub fn dtype(&self) -> &'static str {
+        match self.cache_dtype {
+            Dtype::Float32 => "float32",
+            Dtype::Bfloat16 => "bfloat16",
+            Dtype::Float16 => "float16",
+            _ => "other",
+        }
     }
 
     /// Bytes that the cache and the scratch of a step may take: what the device has less what it holds now, less a margin.
@@ -396,9 +420,11 @@ impl MlxEngine {
 
     /// Waits for what was launched last.
     fn wait(&self) -> Result<(), EngineError> {
+        let since = Instant::now();
         if let Some(Launched { chosen: Some(chosen), .. }) = self.launched.back() {
             chosen.tokens.eval()?;
         }
+        self.waited.set(self.waited.get() + since.elapsed());
         Ok(())
     }
 }
@@ -457,7 +483,9 @@ impl Engine for MlxEngine {
             }
         }
         let Some(Chosen { tokens, logprobs }) = launched.chosen else { return Ok(Vec::new()) };
+        let since = Instant::now();
         let tokens = on_host::<i32>(&tokens)?;
+        self.waited.set(self.waited.get() + since.elapsed());
         let logprobs = logprobs.as_ref().map(on_host::<f32>).transpose()?;
         let mut sampled = Vec::with_capacity(launched.order.len());
         for (sequence, place) in launched.order {
@@ -474,6 +502,16 @@ impl Engine for MlxEngine {
     fn speech(&self, sequence: SequenceId) -> Option<SpeechScore> {
         let row = self.sequences.get(&sequence)?;
         row.request.window.is_some().then_some(row.speech)
+    }
+}
+
+/// Without slots, for keys of `dtype`.
+fn empty_cache(model: &dyn Model, dtype: Dtype, on_gpu: bool) -> Result<Cache, EngineError> {
+    let key_step = if on_gpu { SLOT_TOKENS_STEP as i32 } else { 1 };
+    let cache = Cache::new(model.cache_layout(), dtype, key_step)?;
+    match model.encoder() {
+        Some(encoder) => cache.with_cross(encoder.cross_layout()),
+        None => Ok(cache),
     }
 }
 

@@ -5,6 +5,7 @@ mod cuda;
 pub mod fake;
 mod ffi;
 mod host;
+pub mod memory;
 mod mlx;
 mod models;
 mod sample;

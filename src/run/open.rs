@@ -33,7 +33,7 @@ const WEIGHT_SAMPLES: u64 = 256;
 const WEIGHT_SAMPLE_BYTES: u64 = 4096;
 
 /// The family that takes recordings alone.
-const SPEECH_FAMILY: &str = "whisper";
+pub const SPEECH_FAMILY: &str = "whisper";
 
 /// The bins of a Whisper's features, and the tokens of its decoder, where the model is `fake`.
 const FAKE_BINS: usize = 80;
