@@ -3,6 +3,8 @@
 //! Sources: arXiv:2302.13971; transformers `modeling_{llama,qwen2,qwen3,gemma3}.py`; the files of the same names in mlx-lm.
 
 mod fused;
+#[cfg(test)]
+mod fused_tests;
 
 use mlx_rs::{Array, Dtype, ops};
 
