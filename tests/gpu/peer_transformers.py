@@ -136,6 +136,9 @@ def main():
             traceback.print_exc()
             note = f"continuous batching failed: {type(error).__name__}: {error}"
             print(note, file=sys.stderr)
+            if hasattr(model, "set_attn_implementation"):
+                # Continuous batching leaves its own behind.
+                model.set_attn_implementation("sdpa")
             generate, way = padded, "generate, in padded batches of like length"
             wall, outputs = generate(model, workload, args.rows)
         wrong = [index for index, row in enumerate(workload) if len(outputs[index]) != row["max_tokens"]]

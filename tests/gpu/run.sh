@@ -98,4 +98,4 @@ for piece in $pieces; do
     python3 compare.py add "$OUT/results.jsonl" "$workload" "$rows" "$program" "$status" "$result" ours.json theirs.json
   done
 done
-python3 compare.py table "$OUT/results.jsonl"
+[ -s "$OUT/results.jsonl" ] && python3 compare.py table "$OUT/results.jsonl"

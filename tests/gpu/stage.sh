@@ -21,8 +21,8 @@ if [ "$(cat "$dir/version" 2>/dev/null)" != "$version" ] || [ ! -s "$dir/a/part.
   fetch --python-version 3.12 --only-binary=:all: --platform manylinux_2_35_x86_64 "mlx==$version"
   mkdir "$work/env"
   for wheel in "$work"/wheels/mlx-*.whl "$work"/wheels/mlx_cuda_13-*.whl; do python3 -m zipfile -e "$wheel" "$work/env"; done
-  # Headers are for compiling.
-  tar c -C "$work/env" --exclude=mlx/include mlx mlx_cuda_13.libs | xz -T0 -6 >"$work/all.tar.xz"
+  # Headers too: MLX compiles kernels when it first needs them.
+  tar c -C "$work/env" mlx mlx_cuda_13.libs | xz -T0 -6 >"$work/all.tar.xz"
   (cd "$work" && split -n 2 all.tar.xz part.)
   mv "$work/part.aa" "$dir/a/part.aa"
   mv "$work/part.ab" "$dir/b/part.ab"
