@@ -73,7 +73,9 @@ pub struct Bench {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), default_value_t = 3)]
     pub repeat: u32,
 
-    /// Write the prompts to FILE, a JSON list of {"prompt": [ids], "max_tokens": n}, for other programs and --load, and measure nothing
+    /// Write the prompts to FILE for other programs and --load, and measure nothing
+    ///
+    /// It is a JSON list of {"prompt": [token ids], "max_tokens": n}.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with_all = ["load", "outputs", "json"])]
     pub dump: Option<PathBuf>,
 

@@ -15,7 +15,7 @@
 #   PROGRAMS  which, in this order                                             mlxbatch mlx_lm transformers
 #   REPEAT    runs that count, after one that does not                         3
 #   LIMIT     seconds for one program on one workload, its loading included    100
-#   TOTAL     seconds after which nothing more is begun                        540
+#   TOTAL     seconds after which all ends                                     560
 #   FLAGS     more options for mlxbatch bench
 #   MODEL     shape of the model: `large`, or `tiny`, to try the scripts        large
 #   DEVICE    `gpu`, or `cpu`, to try the scripts                              gpu
@@ -24,10 +24,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 WORK=${WORK:-/tmp/mlxbatch-gpu}
 OUT=${OUT:-$WORK/out}
 PROGRAMS=${PROGRAMS:-mlxbatch mlx_lm transformers}
-REPEAT=${REPEAT:-3} LIMIT=${LIMIT:-100} TOTAL=${TOTAL:-540} FLAGS=${FLAGS:-} MODEL=${MODEL:-large} DEVICE=${DEVICE:-gpu}
+REPEAT=${REPEAT:-3} LIMIT=${LIMIT:-100} TOTAL=${TOTAL:-560} FLAGS=${FLAGS:-} MODEL=${MODEL:-large} DEVICE=${DEVICE:-gpu}
 pieces=${*:-a:64 a:256 a:1:8 b:256 c:256 b:64 c:64 a:8:32}
 
-mkdir -p "$WORK" "$OUT"
+mkdir -p "$WORK" "$OUT" && WORK=$(cd "$WORK" && pwd) && OUT=$(cd "$OUT" && pwd) || exit 1
 for half in "$here/../a" "$here/../b"; do
   if [ -d "$half" ]; then cp -p "$half"/* "$WORK/"; fi
 done
@@ -58,13 +58,13 @@ measure() {
   case $program in
     mlxbatch)
       # shellcheck disable=SC2086 # options are words
-      with_mlx timeout -k 5 "$LIMIT" ./mlxbatch bench "$weights" --load workload.json --rows "$rows" --repeat "$REPEAT" \
+      with_mlx timeout -k 5 "$seconds" ./mlxbatch bench "$weights" --load workload.json --rows "$rows" --repeat "$REPEAT" \
         --device "$DEVICE" --outputs ours.json --json $FLAGS >"$result" ;;
     mlx_lm)
-      with_mlx timeout -k 5 "$LIMIT" python3 peer_mlx_lm.py "$weights" workload.json --rows "$rows" --repeat "$REPEAT" \
+      with_mlx timeout -k 5 "$seconds" python3 peer_mlx_lm.py "$weights" workload.json --rows "$rows" --repeat "$REPEAT" \
         --device "$DEVICE" --outputs theirs.json --result "$result" ;;
     transformers)
-      timeout -k 5 "$LIMIT" python3 peer_transformers.py "$weights" workload.json --rows "$rows" --repeat "$REPEAT" \
+      timeout -k 5 "$seconds" python3 peer_transformers.py "$weights" workload.json --rows "$rows" --repeat "$REPEAT" \
         --device "$DEVICE" --outputs theirs.json --result "$result" ;;
     *) echo "run: $program is no program here" >&2; return 1 ;;
   esac
@@ -84,8 +84,9 @@ for piece in $pieces; do
   rm -f ours.json
   for program in $PROGRAMS; do
     case $program:$weights in transformers:*-4bit) continue ;; esac
-    if [ "$SECONDS" -ge "$TOTAL" ]; then
-      echo "run: $TOTAL s are over; $program on $piece is left out"
+    seconds=$((TOTAL - SECONDS < LIMIT ? TOTAL - SECONDS : LIMIT))
+    if [ "$seconds" -lt 20 ]; then
+      echo "run: of $TOTAL s too few are left; $program on $piece is left out"
       continue
     fi
     result=$WORK/result.json
