@@ -73,8 +73,10 @@ pub struct Bench {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), default_value_t = 3)]
     pub repeat: u32,
 
-    /// Write the prompts to FILE, a JSON list of {"prompt": [ids], "max_tokens": n}, so that another program can have the same
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    /// Write the prompts to FILE for other programs and --load, and measure nothing
+    ///
+    /// It is a JSON list of {"prompt": [token ids], "max_tokens": n}.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with_all = ["load", "outputs", "json"])]
     pub dump: Option<PathBuf>,
 
     /// Take the prompts from such a file
@@ -165,4 +167,5 @@ const EXAMPLES: &str = "\
 Examples:
   mlxbatch bench models/SmolLM2-135M-Instruct.Q4_1.gguf --rows 1,8,32
   mlxbatch bench org/name --workload b --rows 64 --json > bench.json
-  mlxbatch bench MODEL --workload c --prefix-tokens 800 --new-tokens 16";
+  mlxbatch bench MODEL --workload c --prefix-tokens 800 --new-tokens 16
+  mlxbatch bench MODEL --workload b --dump prompts.json && mlxbatch bench MODEL --load prompts.json --rows 64";

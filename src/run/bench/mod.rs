@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub use workload::BenchError;
 
@@ -24,7 +24,7 @@ use crate::{
     args::{self, KvBudget},
     engine::{Engine, MlxEngine, MlxOptions, memory},
     job::{Device, Dtype, Generation},
-    model,
+    model::{self, ModelFiles},
     schedule::{Limits, Request, SequenceId},
 };
 use figures::{Figures, Tokens};
@@ -39,17 +39,18 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
     if files.family() == SPEECH_FAMILY {
         return Err(BenchError::NotText { model: args.model.clone(), family: files.family().to_owned() }.into());
     }
+    let workload = match loaded {
+        Some(rows) => rows,
+        None => Recipe::new(args).rows(vocabulary(&files)?)?,
+    };
+    if let Some(path) = &args.dump {
+        workload::dump(path, &workload)?;
+        return Ok(Status::Ok);
+    }
     let options = MlxOptions { device: device(args.device), dtype: dtype(args.dtype) };
     let mut engine = MlxEngine::load(&weight_files(&files), files.config(), options)
         .with_context(|| format!("failed to load {}", args.model))?;
-    let workload = match loaded {
-        Some(rows) => rows,
-        None => Recipe::new(args).rows(engine.vocabulary())?,
-    };
     workload::check(&workload, engine.vocabulary())?;
-    if let Some(path) = &args.dump {
-        workload::dump(path, &workload)?;
-    }
     let limits = Limits {
         rows: 1,
         prefill_chunk: args.prefill_chunk,
@@ -141,6 +142,12 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
     };
     print(&text)?;
     Ok(Status::Ok)
+}
+
+/// How many tokens a model has, by its files.
+fn vocabulary(files: &ModelFiles) -> Result<u32, BenchError> {
+    let stated = files.config().get("vocab_size").and_then(Value::as_u64).and_then(|tokens| u32::try_from(tokens).ok());
+    stated.filter(|&tokens| tokens > 0).ok_or_else(|| BenchError::NoVocabulary { model: files.name.clone() })
 }
 
 /// Greedy requests that no token ends, in the order in which a job would bring them.

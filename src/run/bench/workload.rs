@@ -26,6 +26,10 @@ pub enum BenchError {
         "the workload has up to {tokens} prompt tokens, and {PROMPT_TOKENS_MAX} are the limit: lower --prompts or --prompt-tokens"
     )]
     TooMany { tokens: u64 },
+    #[error(
+        "the configuration of {model} does not say how many tokens the model has (vocab_size), so no prompts can be made for it"
+    )]
+    NoVocabulary { model: String },
     #[error("prompt {index} of the workload cannot be computed: {reason}")]
     Refused { index: usize, reason: String },
     #[error("--outputs takes the tokens of one run, and --rows asks for {rows}: give --rows one number")]
@@ -140,7 +144,7 @@ impl SplitMix64 {
     }
 }
 
-/// Reads what [`dump`] wrote.
+/// Reads such a file as [`dump`] writes.
 pub fn load(path: &Path) -> Result<Vec<WorkloadRow>, BenchError> {
     let file = path.display().to_string();
     let no_workload = |reason: String| BenchError::NoWorkload { file: file.clone(), reason };
