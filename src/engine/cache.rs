@@ -7,7 +7,10 @@
 
 mod cross;
 
-use std::cell::OnceCell;
+use std::{
+    cell::{Cell, OnceCell},
+    time::{Duration, Instant},
+};
 
 use mlx_rs::{Array, Dtype, fast, ops};
 
@@ -28,6 +31,8 @@ pub struct LayerLayout {
 /// Where the tokens of one forward pass stand: those of prompt chunks first, chunk after chunk, then one of each decoding row.
 pub struct Step {
     chunks: Vec<Chunk>,
+    /// Tokens between prompts and decoding rows that nobody looks at.
+    padding: i32,
     /// (slot, position) of the decoding rows.
     rows: Vec<(i32, i32)>,
     /// Made when it is first needed, as are the arrays behind it: kernels of our own do without.
@@ -35,6 +40,8 @@ pub struct Step {
     positions: OnceCell<Array>,
     /// For each token, how far its sequence reaches: a prompt's whole length, or its own position and itself.
     reaches: Vec<i32>,
+    /// Time that building the pass spent waiting for the device.
+    waited: Cell<Duration>,
 }
 
 /// One sequence's prompt tokens at positions `start .. start + length`, of a prompt of `prompt_tokens`.
@@ -49,13 +56,36 @@ pub struct Chunk {
 impl Step {
     /// `rows` are (slot, position) of the decoding rows, in ascending order of slots.
     pub fn new(chunks: Vec<Chunk>, rows: &[(u32, u32)]) -> Self {
+        Self::padded(chunks, 0, rows)
+    }
+
+    /// With `padding` tokens of no sequence between the prompts' and the decoding rows'.
+    pub fn padded(chunks: Vec<Chunk>, padding: i32, rows: &[(u32, u32)]) -> Self {
         let mut reaches = Vec::new();
         for chunk in &chunks {
             reaches.extend(std::iter::repeat_n(chunk.prompt_tokens, chunk.length as usize));
         }
+        reaches.extend(std::iter::repeat_n(1, padding as usize));
         let rows: Vec<(i32, i32)> = rows.iter().map(|row| (row.0 as i32, row.1 as i32)).collect();
         reaches.extend(rows.iter().map(|row| row.1 + 1));
-        Self { chunks, rows, decode: OnceCell::new(), positions: OnceCell::new(), reaches }
+        let (decode, positions, waited) = (OnceCell::new(), OnceCell::new(), Cell::default());
+        Self { chunks, padding, rows, decode, positions, reaches, waited }
+    }
+
+    pub fn padding(&self) -> i32 {
+        self.padding
+    }
+
+    /// Waits for an array, and counts the time.
+    pub fn wait_for(&self, array: &Array) -> Result<(), EngineError> {
+        let since = Instant::now();
+        array.eval()?;
+        self.waited.set(self.waited.get() + since.elapsed());
+        Ok(())
+    }
+
+    pub fn waited(&self) -> Duration {
+        self.waited.get()
     }
 
     pub fn chunks(&self) -> &[Chunk] {
@@ -70,7 +100,8 @@ impl Step {
     pub fn positions(&self) -> &Array {
         self.positions.get_or_init(|| {
             let of_chunks = self.chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.length);
-            let positions: Vec<i32> = of_chunks.chain(self.rows.iter().map(|row| row.1)).collect();
+            let of_padding = std::iter::repeat_n(0, self.padding as usize);
+            let positions: Vec<i32> = of_chunks.chain(of_padding).chain(self.rows.iter().map(|row| row.1)).collect();
             Array::from_slice(&positions, &[positions.len() as i32])
         })
     }
@@ -180,6 +211,11 @@ impl Cache {
         Ok(Self { layouts, layers, dtype, slots: 0, slot_tokens: 0, key_step, counters, masks: Vec::new(), cross: None })
     }
 
+    #[cfg(test)]
+    pub fn key_step(&self) -> i32 {
+        self.key_step
+    }
+
     pub fn layout(&self) -> (i32, i32) {
         (self.slots, self.slot_tokens)
     }
@@ -267,6 +303,7 @@ impl Cache {
             });
             first += chunk.length;
         }
+        first += step.padding;
         for tensors in &chunks {
             self.store_chunk(layer, tensors)?;
         }
@@ -278,6 +315,9 @@ impl Cache {
             // (1, heads, L, D) -> (L, heads * D)
             let of_chunk = self.attend_chunk(layer, tensors, scale, window)?;
             attended.push(of_chunk.transpose_axes(&[0, 2, 1, 3])?.reshape(&[tensors.chunk.length, heads * head_dim])?);
+        }
+        if step.padding > 0 {
+            attended.push(ops::zeros_dtype(&[step.padding, heads * head_dim], queries.dtype())?);
         }
         if let Some(rows) = step.decode() {
             attended.push(self.attend_rows(layer, &tail(queries, first)?, scale, rows)?);

@@ -228,6 +228,19 @@ impl Drop for CudaKernel {
     }
 }
 
+/// Tells MLX's CUDA backend how many plans and graphs to keep, where the environment does not: it stops with an error once a run has
+/// used more shapes than that. Read by MLX when it first computes.
+///
+/// Must be called before any thread is started.
+pub fn prepare_environment() {
+    for (name, value) in [("MLX_CUDA_SDPA_CACHE_SIZE", "8192"), ("MLX_CUDA_GRAPH_CACHE_SIZE", "8192")] {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: no other thread exists yet, as the caller says, so none reads the environment meanwhile.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+}
+
 /// Whether MLX's GPU is one of NVIDIA's.
 pub fn cuda_available() -> bool {
     let mut available = false;

@@ -36,6 +36,22 @@ const CLEAR_CACHE_STEPS: u64 = 1024;
 /// Windows of recordings encoded at once: on a GPU one alone does not fill it, on the CPU more would only take more memory.
 const WINDOWS_AT_ONCE_GPU: usize = 8;
 
+/// Where passes are padded, more rows of logits than this come in multiples of it.
+const OUTPUTS_STEP: i32 = 16;
+
+/// Tokens that bring a pass to one of few sizes: on CUDA every new size of an array is memory to be allocated, which stops the device,
+/// and every new shape of a product an algorithm to be chosen.
+fn padding(chunk_tokens: i32, rows: i32) -> i32 {
+    let tokens = chunk_tokens + rows;
+    let step = match (chunk_tokens, tokens) {
+        (0, ..=16) => 1,
+        (0, _) => 16,
+        (_, ..=256) => 32,
+        _ => 256,
+    };
+    (tokens + step - 1) / step * step - tokens
+}
+
 /// Which device and number format a model runs with.
 #[derive(Debug, Clone, Copy)]
 pub struct MlxOptions {
@@ -240,11 +256,13 @@ impl MlxEngine {
         let mut rows = plan.decode.clone();
         rows.sort_unstable_by_key(|row| row.slot);
         let places: Vec<(u32, u32)> = rows.iter().map(|row| (row.slot, row.position)).collect();
-        let step = Step::new(chunks, &places);
+        let padding = if self.model.pads() { padding(chunk_tokens, rows.len() as i32) } else { 0 };
+        let step = Step::padded(chunks, padding, &places);
         let row_slots: Vec<i32> = rows.iter().map(|row| row.slot as i32).collect();
         let mut tokens = Vec::with_capacity(2);
-        if chunk_tokens > 0 {
-            tokens.push(Array::from_slice(&prompt_tokens, &[chunk_tokens]));
+        prompt_tokens.resize((chunk_tokens + padding) as usize, 0);
+        if !prompt_tokens.is_empty() {
+            tokens.push(Array::from_slice(&prompt_tokens, &[prompt_tokens.len() as i32]));
         }
         if !rows.is_empty() {
             let all = self.is_every_slot(&row_slots);
@@ -256,16 +274,23 @@ impl MlxEngine {
             });
         }
         let tokens = if tokens.len() == 1 { tokens.remove(0) } else { ops::concatenate(&tokens, 0)? };
-        outputs.extend((0..rows.len() as i32).map(|row| chunk_tokens + row));
+        outputs.extend((0..rows.len() as i32).map(|row| chunk_tokens + padding + row));
         slots.extend(row_slots);
         sampled.extend(rows.iter().map(|row| (row.sequence, Some(row.position))));
 
         let hidden = self.model.forward(&tokens, &step, &mut self.cache)?;
+        self.waited.set(self.waited.get() + step.waited());
         let mut chosen = None;
         if !outputs.is_empty() {
             let count = outputs.len() as i32;
-            let hidden = self.rows_of(&hidden, &outputs)?;
-            let of_rows = self.sample(&self.model.logits(&hidden)?, &sampled, &slots).map_err(|error| match error {
+            if self.model.pads() && count > OUTPUTS_STEP {
+                outputs.resize(outputs.len().next_multiple_of(OUTPUTS_STEP as usize), 0);
+            }
+            let mut logits = self.model.logits(&self.rows_of(&hidden, &outputs)?)?;
+            if logits.dim(0) > count {
+                logits = ffi::slice(&logits, &[0, 0], &[count, logits.dim(1)])?;
+            }
+            let of_rows = self.sample(&logits, &sampled, &slots).map_err(|error| match error {
                 EngineError::Plan { reason, .. } => impossible(reason),
                 other => other,
             })?;
@@ -306,7 +331,7 @@ impl MlxEngine {
 
     /// The hidden states at `places`, all of them where those are all.
     fn rows_of(&self, hidden: &Array, places: &[i32]) -> Result<Array, EngineError> {
-        let all = places.len() as i32 == hidden.dim(0);
+        let all = places.len() as i32 == hidden.dim(0) && places.iter().zip(0..).all(|(&place, index)| place == index);
         Ok(if all { hidden.clone() } else { hidden.take_axis(Array::from_slice(places, &[places.len() as i32]), 0)? })
     }
 

@@ -12,7 +12,7 @@ mod sample;
 mod speech;
 mod weights;
 
-pub use ffi::mlx_version;
+pub use ffi::{mlx_version, prepare_environment};
 pub use mlx::{MlxEngine, MlxOptions, device_memory};
 pub use weights::WeightError;
 

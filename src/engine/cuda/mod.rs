@@ -97,6 +97,7 @@ pub struct Places {
     /// Of decoding rows: (rows, 2) int32.
     rows: Option<Array>,
     chunk_tokens: i32,
+    padding: i32,
     row_count: i32,
     last_position: i32,
 }
@@ -156,7 +157,8 @@ impl Kernels {
     }
 
     pub fn places(&self, step: &Step) -> Places {
-        let mut places = Places { chunks: None, rows: None, chunk_tokens: 0, row_count: 0, last_position: 0 };
+        let padding = step.padding();
+        let mut places = Places { chunks: None, rows: None, chunk_tokens: 0, padding, row_count: 0, last_position: 0 };
         let (mut of_tokens, mut tiles) = (Vec::new(), Vec::new());
         let tile_tokens = CHUNK_WARPS * (PRODUCT_ROWS * self.geometry.kv_heads / self.geometry.heads);
         for chunk in step.chunks() {
@@ -193,16 +195,21 @@ impl Kernels {
         let mut attended = Vec::with_capacity(2);
         if let Some((of_tokens, tiles)) = &places.chunks {
             let warps = places.chunk_tokens * (heads + 2 * kv_heads);
+            // What pads a step stays as the buffer was: nobody looks at it.
+            let tokens = places.chunk_tokens + places.padding;
             let queries = self.rotate_and_store.apply(
                 &[qkv, of_tokens, constants, q_norm, k_norm, keys, values],
-                &[(&[places.chunk_tokens, width], dtype)],
+                &[(&[tokens, width], dtype)],
                 Launch { blocks: [(warps + 7) / 8, 1, 1], threads: 256 },
             )?;
             attended.extend(self.attend_chunks.apply(
                 &[&queries[0], tiles, constants, keys, values],
-                &[(&[places.chunk_tokens, width], dtype)],
+                &[(&[tokens, width], dtype)],
                 Launch { blocks: [kv_heads, tiles.dim(0), 1], threads: CHUNK_WARPS * 32 },
             )?);
+        }
+        if places.chunks.is_none() && places.padding > 0 {
+            attended.push(ops::zeros_dtype(&[places.padding, width], dtype)?);
         }
         if let Some(of_rows) = &places.rows {
             let rows = places.row_count;

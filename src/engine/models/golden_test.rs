@@ -110,6 +110,9 @@ pub(super) fn pass(model: &dyn Model, cache: &mut Cache, pieces: &[Piece<'_>], r
         let (start, length, prompt_tokens) = (*start as i32, piece.len() as i32, *prompt_tokens as i32);
         chunks.push(Chunk { slot: *slot, start, length, prompt_tokens });
     }
+    // As on a GPU, where keys are read in steps: passes come in few sizes.
+    let padding = if cache.key_step() > 1 && model.encoder().is_none() { 3 } else { 0 };
+    tokens.resize(tokens.len() + padding as usize, 0);
     for row in rows {
         outputs.push(tokens.len() as i32);
         tokens.push(row.2 as i32);
@@ -117,7 +120,7 @@ pub(super) fn pass(model: &dyn Model, cache: &mut Cache, pieces: &[Piece<'_>], r
     let places: Vec<(u32, u32)> = rows.iter().map(|row| (row.0, row.1)).collect();
     cache.begin_step();
     let tokens = Array::from_slice(&tokens, &[tokens.len() as i32]);
-    let hidden = model.forward(&tokens, &Step::new(chunks, &places), cache).unwrap();
+    let hidden = model.forward(&tokens, &Step::padded(chunks, padding, &places), cache).unwrap();
     let hidden = hidden.take_axis(Array::from_slice(&outputs, &[outputs.len() as i32]), 0).unwrap();
     logits_of(model, &hidden).chunks(model.vocabulary() as usize).map(<[f32]>::to_vec).collect()
 }

@@ -44,6 +44,11 @@ pub trait Model {
 
     fn attention_heads(&self) -> u32;
 
+    /// Whether a pass may hold tokens of no sequence, so that passes come in few sizes.
+    fn pads(&self) -> bool {
+        false
+    }
+
     /// What hears for this model; its decoder attends to what [`Cache::store_cross`] was given.
     fn encoder(&self) -> Option<&dyn Encoder> {
         None

@@ -1,6 +1,8 @@
 //! The decoder's forward pass by the kernels of [`cuda`](crate::engine::cuda): eight operations a layer rather than twenty.
 
-use mlx_rs::Array;
+use std::collections::VecDeque;
+
+use mlx_rs::{Array, transforms};
 
 use super::{Decoder, Layer, Qkv, add_normed};
 use crate::engine::{
@@ -9,6 +11,12 @@ use crate::engine::{
     cuda::{Geometry, Kernels, Places, Rotary},
     models::{Linear, layers::Activation},
 };
+
+/// Tokens of a pass from which on its layers are handed to the device one by one, and the host waits before it is too far ahead: what
+/// a layer computes is held until the device is through with it, and for prompts that is much.
+const AHEAD_TOKENS: i32 = 512;
+/// Layers that the host may be ahead then.
+const AHEAD_LAYERS: usize = 2;
 
 /// See the [module](self).
 pub struct Fused {
@@ -52,8 +60,18 @@ impl Fused {
         }
         let places = self.kernels.places(step);
         let mut hidden = hidden.clone();
+        let mut ahead = VecDeque::new();
         for (index, (layer, rotary)) in decoder.layers.iter().zip(&self.rotaries).enumerate() {
             hidden = self.layer(layer, rotary, index, &hidden, step, &places, cache)?;
+            if hidden.dim(0) >= AHEAD_TOKENS {
+                transforms::async_eval([&hidden])?;
+                ahead.push_back(hidden.clone());
+                if ahead.len() > AHEAD_LAYERS
+                    && let Some(done) = ahead.pop_front()
+                {
+                    step.wait_for(&done)?;
+                }
+            }
         }
         Ok(Some(hidden))
     }

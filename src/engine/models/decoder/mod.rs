@@ -217,6 +217,10 @@ impl Model for Decoder {
         dtype_bytes * (8 * self.hidden_size + 3 * self.intermediate_size + 3 * heads) as u64
     }
 
+    fn pads(&self) -> bool {
+        self.fused.is_some()
+    }
+
     fn attention_heads(&self) -> u32 {
         self.layers.first().map_or(0, |layer| layer.attention.heads as u32)
     }
