@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     job,
-    schedule::{Admission, Plan, Price, Request, Sampled, SequenceId},
+    schedule::{Admission, Plan, Price, Request, Reuse, Sampled, SequenceId},
 };
 
 /// Slots grow in steps of this many tokens: each step of growth copies the cache once.
@@ -176,6 +176,8 @@ impl MlxEngine {
             other => other,
         })?;
 
+        self.reuse(&plan.admitted)?;
+
         // All the step's tokens go through the model in one pass: prompt chunks first, then one token of each decoding row.
         let mut prompt_tokens = Vec::new();
         let mut chunks = Vec::with_capacity(plan.prefill.len());
@@ -268,6 +270,35 @@ impl MlxEngine {
     fn rows_of(&self, hidden: &Array, places: &[i32]) -> Result<Array, EngineError> {
         let all = places.len() as i32 == hidden.dim(0);
         Ok(if all { hidden.clone() } else { hidden.take_axis(Array::from_slice(places, &[places.len() as i32]), 0)? })
+    }
+
+    /// Copies what the admitted rows take over of prefixes into their slots, rows that take the same together.
+    fn reuse(&mut self, admitted: &[Admission]) -> Result<(), EngineError> {
+        let mut copies: Vec<(Reuse, Vec<i32>)> = Vec::new();
+        for admission in admitted {
+            let Some(reuse) = admission.reuse else { continue };
+            match copies.iter_mut().find(|(other, _)| *other == reuse) {
+                Some((_, slots)) => slots.push(admission.slot as i32),
+                None => copies.push((reuse, vec![admission.slot as i32])),
+            }
+        }
+        if copies.is_empty() {
+            return Ok(());
+        }
+        if !self.on_gpu {
+            // The cache is written below, and a step that still runs holds its buffers.
+            self.wait()?;
+        }
+        for (Reuse { slot, tokens }, mut slots) in copies {
+            slots.sort_unstable();
+            self.cache.copy_prefix(slot as i32, &slots, tokens as i32)?;
+            if self.on_gpu {
+                transforms::async_eval(self.cache.arrays())?;
+            } else {
+                transforms::eval(self.cache.arrays())?;
+            }
+        }
+        Ok(())
     }
 
     /// Encodes what the admitted rows hear, and keeps what the decoder looks up in it in their slots.
@@ -400,6 +431,7 @@ impl Engine for MlxEngine {
             // Scores and their softmax.
             prefill_bytes_per_pair: u64::from(self.model.attention_heads()) * 4 * 2,
             encode_bytes: 0,
+            prefixes: self.model.shares_prefixes(),
         };
         if let Some(encoder) = self.model.encoder() {
             price.fixed_bytes_per_slot += encoder.cross_layout().bytes_per_slot(bytes);

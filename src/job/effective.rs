@@ -48,6 +48,7 @@ impl Job {
         toml.value("prefill_chunk", self.batching.prefill_chunk);
         toml.value("prompt_concurrency", self.batching.prompt_concurrency);
         toml.text("order", self.batching.order.name());
+        toml.value("prefix_cache", self.batching.prefix_cache);
 
         toml.table("audio");
         toml.audio(&self.audio);

@@ -117,6 +117,8 @@ pub struct Batching {
     /// Rows that compute prompt tokens in one step at most.
     pub prompt_concurrency: u32,
     pub order: Order,
+    /// Whether what prompts share at the head is computed once.
+    pub prefix_cache: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

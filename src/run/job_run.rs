@@ -38,6 +38,9 @@ use crate::{
     sink::{Completion, End, Folder, Outcome, PartClosed, Provenance, Row, Stage, Timing},
 };
 
+/// Prompt tokens that rows must share for them to be computed once: fewer cost about as much to copy as to compute.
+const PREFIX_TOKENS_MIN: u32 = 64;
+
 /// How often progress is told to the reporter, which shows it as often as it likes.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
@@ -285,6 +288,7 @@ impl Run<'_> {
             kv_bytes_max,
             price: engine.price(),
             context_length: model.context_length(),
+            prefix_tokens_min: batching.prefix_cache.then_some(PREFIX_TOKENS_MIN),
         });
         let mut active = HashMap::new();
         self.bring(&mut scheduler, &mut active, first, engine)?;
@@ -511,7 +515,7 @@ impl Run<'_> {
             text,
             finish_reason: finished.reason,
             prompt_tokens: request.prompt.len() as u32,
-            cached_tokens: 0,
+            cached_tokens: finished.cached_tokens,
             completion_tokens: finished.tokens.len() as u32,
             token_ids: finished.tokens,
             timing,

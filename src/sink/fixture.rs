@@ -55,6 +55,7 @@ pub fn job(output: &Path) -> Job {
             prefill_chunk: 512,
             prompt_concurrency: 8,
             order: Order::Manifest,
+            prefix_cache: true,
         },
         audio: Audio::default(),
         transcription: Transcription::default(),

@@ -414,8 +414,15 @@ fn smollm2_agrees_with_mlx_lm_token_for_token() {
         window: None,
     };
     let mut check = |order: &[usize], rows: u32, prefill_chunk: u32, kv_bytes_max: u64| {
-        let limits =
-            Limits { rows, prefill_chunk, prompt_concurrency: 3, kv_bytes_max, price: price.clone(), context_length: 2048 };
+        let limits = Limits {
+            rows,
+            prefill_chunk,
+            prompt_concurrency: 3,
+            kv_bytes_max,
+            price: price.clone(),
+            context_length: 2048,
+            prefix_tokens_min: None,
+        };
         let mut scheduler = Scheduler::new(limits);
         let (mut left, mut launched, mut finished) = (order.iter(), VecDeque::<Plan>::new(), 0);
         while finished < order.len() {

@@ -43,6 +43,10 @@ pub trait Model {
 
     fn attention_heads(&self) -> u32;
 
+    /// Whether keys and values depend on the tokens up to theirs alone, so that another sequence that starts with those can take
+    /// them over.
+    fn shares_prefixes(&self) -> bool;
+
     /// What hears for this model; its decoder attends to what [`Cache::store_cross`] was given.
     fn encoder(&self) -> Option<&dyn Encoder> {
         None

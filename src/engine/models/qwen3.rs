@@ -77,6 +77,10 @@ impl Model for Qwen3 {
     fn attention_heads(&self) -> u32 {
         self.config.num_attention_heads as u32
     }
+
+    fn shares_prefixes(&self) -> bool {
+        !self.layers.iter().any(|layer| layer.attention.rope.depends_on_length())
+    }
 }
 
 struct Layer {

@@ -88,6 +88,11 @@ impl Model for Whisper {
         self.config.decoder_attention_heads as u32
     }
 
+    fn shares_prefixes(&self) -> bool {
+        // What is heard comes before them.
+        false
+    }
+
     fn encoder(&self) -> Option<&dyn Encoder> {
         Some(self)
     }
