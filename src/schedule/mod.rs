@@ -310,10 +310,8 @@ impl Scheduler {
         let mut admitted = Vec::new();
         let mut slot = 0;
         let prefill_chunk = self.limits.prefill_chunk;
-        let in_prefill = self.in_prefill.and_then(|slot| self.rows[slot as usize].as_ref());
-        let mut prompt_tokens_left = prefill_chunk - in_prefill.map_or(0, |row| row.chunk_tokens(prefill_chunk));
-        let mut rows_left = self.limits.prompt_concurrency - u32::from(in_prefill.is_some());
-        while rows_left > 0 {
+        let mut admitted_tokens = 0;
+        while self.chunks_left(&admitted) > 0 {
             let released = self.released.len();
             let Some((request, reuse)) = self.next_in_line() else { break };
             if self.released.len() > released {
@@ -324,7 +322,9 @@ impl Scheduler {
             // Fits: `Limits::check` holds prompt and completion to a context counted in u32.
             let chunk_tokens = prefill_chunk.min(request.prompt.len() as u32 - cached_tokens);
             let has_slot = if is_prefix { self.has_prefix_slot() } else { self.resident < self.limits.rows };
-            if chunk_tokens > prompt_tokens_left || !has_slot {
+            // What goes on goes first, unless it was a prefix that has just been given up.
+            let goes_on = self.goes_on().map_or(0, |row| row.chunk_tokens(prefill_chunk));
+            if chunk_tokens > prefill_chunk - goes_on - admitted_tokens || !has_slot {
                 break;
             }
             // Slots below the one taken last are full, but where a prefix was given up.
@@ -351,11 +351,20 @@ impl Scheduler {
             self.admitted(&request, slot, reuse);
             self.resident += u32::from(!is_prefix);
             self.running += u32::from(!is_prefix);
-            prompt_tokens_left -= chunk_tokens;
-            rows_left -= 1;
+            admitted_tokens += chunk_tokens;
             admitted.push(Admission { request, slot, reserved_tokens, reuse });
         }
         admitted
+    }
+
+    /// The row or prefix whose prompt goes on in this step.
+    fn goes_on(&self) -> Option<&Sequence> {
+        self.in_prefill.and_then(|slot| self.rows[slot as usize].as_ref())
+    }
+
+    /// Chunks that a step may have beside those that go on or were `admitted`.
+    fn chunks_left(&self, admitted: &[Admission]) -> u32 {
+        self.limits.prompt_concurrency - u32::from(self.in_prefill.is_some()) - admitted.len() as u32
     }
 
     /// The next token of each row whose prompt was computed before this step, by slot.

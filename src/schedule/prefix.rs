@@ -63,6 +63,8 @@ pub(super) struct Prefixes {
     compared: VecDeque<Arc<Request>>,
     /// Prefixes there have been.
     count: u64,
+    /// Tokens of the longest prefix that the plan under way copies.
+    copied_tokens: u32,
 }
 
 impl Prefixes {
@@ -214,8 +216,9 @@ impl Scheduler {
         }
     }
 
-    /// Counts the rows that want each prefix, and gives up what none has wanted for long.
+    /// Begins a plan: counts the rows that want each prefix, and gives up what none has wanted for long.
     pub(super) fn review_prefixes(&mut self) {
+        self.prefixes.copied_tokens = 0;
         if self.prefixes.known.is_empty() {
             return;
         }
@@ -286,7 +289,7 @@ impl Scheduler {
     /// Whether the budget has room for a layout, `request` in it.
     pub(super) fn fits(&self, layout: Layout, request: &Request) -> bool {
         let own = if request.sequence.is_prefix() { request.reserved_tokens() } else { 0 };
-        let copied = self.prefixes.longest().max(own);
+        let copied = self.prefixes.longest().max(own).max(self.prefixes.copied_tokens);
         let copying = if copied == 0 { 0 } else { self.limits.copy_bytes(copied, layout.slot_tokens) };
         self.limits.layout_bytes(layout.slots, layout.slot_tokens).saturating_add(copying) <= self.limits.kv_bytes_max
     }
@@ -314,6 +317,7 @@ impl Scheduler {
     pub(super) fn admitted(&mut self, request: &Request, slot: u32, reuse: Option<Reuse>) {
         if let Some(source) = reuse.and_then(|reuse| self.rows[reuse.slot as usize].as_mut()) {
             source.in_flight += 1;
+            self.prefixes.copied_tokens = self.prefixes.copied_tokens.max(source.request.reserved_tokens());
         }
         if request.sequence.is_prefix() {
             let admitted = self.prefixes.known.iter_mut().find(|prefix| prefix.request.sequence == request.sequence);

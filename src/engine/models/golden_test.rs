@@ -55,7 +55,7 @@ fn is_checkpoint(folder: &Path) -> bool {
     folder.join("config.json").is_file() || folder.with_extension("gguf").is_file()
 }
 
-fn open(folder: &Path, dequantize: bool) -> Box<dyn Model> {
+pub(super) fn open(folder: &Path, dequantize: bool) -> Box<dyn Model> {
     let gguf = folder.with_extension("gguf");
     let config = if gguf.is_file() {
         crate::model::locate(gguf.to_str().unwrap()).unwrap().config().clone()
@@ -65,7 +65,7 @@ fn open(folder: &Path, dequantize: bool) -> Box<dyn Model> {
     open_with(folder, &config, dequantize)
 }
 
-fn open_with(folder: &Path, config: &Value, dequantize: bool) -> Box<dyn Model> {
+pub(super) fn open_with(folder: &Path, config: &Value, dequantize: bool) -> Box<dyn Model> {
     mlx_rs::Device::set_default(&mlx_rs::Device::cpu());
     let gguf = folder.with_extension("gguf");
     let files = if gguf.is_file() {

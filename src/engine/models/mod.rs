@@ -11,6 +11,8 @@ mod whisper;
 #[cfg(test)]
 mod golden_test;
 #[cfg(test)]
+mod prefix_test;
+#[cfg(test)]
 mod whisper_golden_test;
 
 pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
