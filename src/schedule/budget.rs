@@ -86,7 +86,7 @@ impl Limits {
     }
 
     /// Bytes that a cache of `slots` slots of `slot_tokens` tokens costs, the largest prefill step over it included: that is
-    /// one full chunk, as several rows' chunks in one step are no longer together, and none of their contexts is longer than a slot.
+    /// one full chunk, as several rows' chunks in one step are no longer together, and no context is longer than a slot.
     pub fn layout_bytes(&self, slots: u32, slot_tokens: u32) -> u64 {
         let prefill = self.price.prefill_bytes(self.prefill_chunk, slot_tokens);
         // One after the other: an encoder's scratch is free again before the prompt is computed.

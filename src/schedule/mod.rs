@@ -21,14 +21,17 @@
 //!
 //! # Invariants
 //!
-//! - **Order.** Rows are admitted in the order in which they were added; a row that does not fit holds back those behind it.
+//! - **Order.** Rows are admitted in the order in which they were added; a row that does not fit, or that waits for a prefix, holds
+//!   back those behind it.
 //! - **Budget.** Every plan's layout costs [`Limits::layout_bytes`]`(slots, slot_tokens) <= kv_bytes_max`. A row is admitted with
-//!   all the positions it can ever fill, so no row in the cache is ever put out of it.
-//! - **Progress.** A row that was accepted fits an empty cache, and in every step every decoding row and the row in prefill
-//!   advance, so each row ends.
-//! - **Slots.** A row gets the lowest free slot and keeps it until its release. Its positions are filled from 0 on, each once.
-//! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, and every later token is a
-//!   step of its own: what is computed for a row does not depend on its neighbours.
+//!   all the positions it can ever fill, so no row in the cache is ever put out of it. Prefixes are put out.
+//! - **Progress.** A row that was accepted fits an empty cache, and in every step every decoding row and the row or prefix in
+//!   prefill advance, so each row ends: where no row runs and the first that waits does not fit, prefixes are put out until it
+//!   does.
+//! - **Slots.** A row gets the lowest free slot and keeps it until its release; so does a prefix. Its positions are filled from 0
+//!   on, each once, by a copy or by a chunk. A slot is released once no plan in flight computes or copies it.
+//! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, or from where its copy ends,
+//!   and every later token is a step of its own: what is computed for a row does not depend on its neighbours.
 //! - **Prefill.** A step computes at most `prefill_chunk` prompt tokens, of at most `prompt_concurrency` rows, in the order of
 //!   their admission. A row is admitted only when its first chunk fits into what the step has left, so it starts at once.
 //!
@@ -38,6 +41,24 @@
 //! each chunk but a prompt's last: a chunk that is not its row's last fills its step. So at most one row is in prefill from one
 //! step to the next; it goes first, never finds its chunk too long for the step, and what its last chunk leaves over is for the
 //! rows admitted behind it. A step's chunks are either a full one alone, or last chunks only.
+//!
+//! # Prefixes
+//!
+//! What rows share at the head is computed once, as a sequence of its own that samples nothing, in a slot of its own, and copied
+//! into the slots of the rows that start with it ([`Admission::reuse`]); they compute what follows, one token at least. A prefix
+//! that is longer than another starts from that one in the same way.
+//!
+//! [`Scheduler::add`] finds it: a row is compared with the prefixes known, 8 at most ([`PREFIXES_MAX`]), and with the 32 rows
+//! before it. The length by which those rows would have been saved most prompt tokens becomes a prefix, where it is
+//! [`Limits::prefix_tokens_min`] longer than what the row can take over already and the tokens saved come to 512, or to a full
+//! chunk where that is less. So two rows that share 600 tokens have a prefix, or nine that share 64.
+//!
+//! It is admitted when the first row that waits wants it, ahead of that row, and on top of the `rows` that may be in the cache;
+//! only where the budget has room for four slots for each prefix, so that most slots are for rows. Where it has not, the row
+//! computes its own prompt. It stays while rows that wait want it, and 256 steps more, unless its room is needed.
+//!
+//! A row may take over less than all of a prefix only as long as that fits every window of the cache ([`Price::can_cut`]): a ring
+//! that has gone round holds no more what stood before the cut.
 //!
 //! # Layout
 //!
@@ -54,6 +75,7 @@
 //! # Cost
 //!
 //! A plan and its commit go over the rows in the cache and in the queue a fixed number of times; nothing is hashed or sorted.
+//! Adding a row compares it with 40 prompts at most, which mostly end at the first difference.
 //!
 //! # Known weaknesses
 //!
@@ -64,6 +86,8 @@
 //! - Budget is set aside for `max_tokens`, though a row may stop well before.
 //! - A step's prompt tokens are not always used up: a row that waits is not admitted with less than its whole first chunk, and
 //!   holds back those behind it, for whose shorter prompts there would be room.
+//! - Prefixes of more than 32 rows' groups in turn are not found, nor what is shared anywhere but at the head.
+//! - A row that waits for its prefix waits a step longer than it would for its prompt, and so do those behind it.
 //! - The prefill scratch of a full chunk is priced, whether or not any prompt is that long.
 
 mod budget;
@@ -178,8 +202,8 @@ impl Scheduler {
         }
     }
 
-    /// Queues a row, whose sequence no other row has that is waiting or in the cache, and none [is a prefix](SequenceId::is_prefix);
-    /// refuses one that could never be computed.
+    /// Queues a row, whose sequence no other row has that is waiting or in the cache, and none [is a
+    /// prefix](SequenceId::is_prefix); refuses one that could never be computed.
     pub fn add(&mut self, request: Arc<Request>) -> Result<(), Refused> {
         self.limits.check(&request)?;
         if self.wants() == 0 {

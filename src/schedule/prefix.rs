@@ -2,9 +2,9 @@
 //! its own, copied into the slots of the rows that start with it.
 //!
 //! A new row is compared with the prefixes known and with a few rows before it. The length that would have saved those rows most
-//! becomes a prefix, if that is worth a step. A prefix is a sequence that samples nothing: it is admitted when the first waiting row
-//! wants it, by the rules for rows, and that row waits until it is computed. Afterwards it stays while rows that wait want it, and
-//! for a while after; it goes sooner where its room is needed.
+//! becomes a prefix, if that is worth a step. A prefix is a sequence that samples nothing: it is admitted when the first waiting
+//! row wants it, by the rules for rows, and that row waits until it is computed. Afterwards it stays while rows that wait want it,
+//! and for a while after; it goes sooner where its room is needed.
 //!
 //! A prefix is cut where a row goes on differently: anywhere, as long as it fits every window; behind that, only as a whole.
 

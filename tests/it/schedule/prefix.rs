@@ -222,7 +222,7 @@ fn a_prefix_is_not_released_while_a_step_in_flight_copies_it() {
     }
 }
 
-/// Host time of a step at 256 rows that join and leave, alone and with 1,500 tokens at the head of each. Prints; in a release build:
+/// Host time of a step at 256 rows that join and leave, alone and with 1,500 tokens at the head of each. In a release build:
 /// `cargo nextest run --release --run-ignored only --no-capture cost_of_a_step`.
 #[test]
 #[ignore = "a measurement"]
