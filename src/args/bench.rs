@@ -54,12 +54,20 @@ pub struct Bench {
     pub kv_budget: KvBudget,
 
     /// Prompt tokens of a step at most; as `batching.prefill_chunk` of a job
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), default_value_t = 512)]
-    pub prefill_chunk: u32,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub prefill_chunk: Option<u32>,
 
     /// Rows that compute prompt tokens in one step at most; as `batching.prompt_concurrency` of a job
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536), default_value_t = 8)]
-    pub prompt_concurrency: u32,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub prompt_concurrency: Option<u32>,
+
+    /// Compute what prompts share at the head with each of them, rather than once
+    #[arg(long)]
+    pub no_prefix_cache: bool,
+
+    /// Compute with MLX's own operations, without the kernels that are made for batches
+    #[arg(long)]
+    pub plain: bool,
 
     /// Where to compute
     #[arg(long, value_name = "DEVICE", value_enum, default_value_t = Device::Auto)]

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mlx_rs::{Array, Dtype, fast, ops};
+use mlx_rs::{Array, Dtype, fast, ops, transforms};
 
 pub use cross::CrossLayout;
 
@@ -256,6 +256,32 @@ impl Cache {
         self.counters = ops::zeros::<i32>(&[slots * kv_heads])?;
         self.counters.eval()?;
         (self.slots, self.slot_tokens) = (slots, slot_tokens);
+        Ok(())
+    }
+
+    /// Copies positions `0 .. tokens` of the slot `from` to each of `slots`, in ascending order. Of a ring that has gone round all
+    /// is copied: `tokens` must then be all that `from` holds.
+    pub fn copy_prefix(&mut self, from: i32, slots: &[i32], tokens: i32) -> Result<(), EngineError> {
+        let mut prefixes = Vec::with_capacity(2 * self.layers.len());
+        for (layer, layout) in self.layers.iter().zip(&self.layouts) {
+            let kept = tokens.min(layer.keys.dim(2));
+            for array in [&layer.keys, &layer.values] {
+                let prefix = ffi::slice(array, &[from, 0, 0, 0], &[from + 1, layout.kv_heads, kept, layout.head_dim])?;
+                // Into a buffer of its own, whatever its strides are: see below.
+                prefixes.push(ffi::slice_update(&ops::zeros_dtype(prefix.shape(), self.dtype)?, &prefix, &[0; 4])?);
+            }
+        }
+        // Read before the first write: a write into a buffer that a read still holds is a copy of all of it.
+        transforms::eval(&prefixes)?;
+        let neighbours = slots.chunk_by(|slot, next| slot + 1 == *next);
+        for (first, count) in neighbours.map(|run| (run[0], run.len() as i32)) {
+            let arrays = self.layers.iter_mut().flat_map(|layer| [&mut layer.keys, &mut layer.values]);
+            for (array, prefix) in arrays.zip(&prefixes) {
+                let [_, kv_heads, kept, head_dim] = *prefix.shape() else { continue };
+                let rows = ops::broadcast_to(prefix, &[count, kv_heads, kept, head_dim])?;
+                *array = ffi::slice_update(array, &rows, &[first, 0, 0, 0])?;
+            }
+        }
         Ok(())
     }
 

@@ -13,28 +13,22 @@ use mlx_rs::{Array, Dtype, memory, ops, transforms};
 use serde_json::Value;
 
 use super::{
-    Engine, EngineError, SpeechScore, WeightError,
+    Engine, EngineError, PrefillDefaults, SpeechScore, WeightError,
     cache::{Cache, Chunk, Step},
     ffi,
     models::{self, Model},
-    reason,
+    price, reason,
     sample::{self, SampleRow},
     speech::{self, SpeechRow},
     weights::{Loader, Policy},
 };
 use crate::{
     job,
-    schedule::{Admission, Plan, Price, Request, Sampled, SequenceId},
+    schedule::{Admission, Plan, Price, Request, Reuse, Sampled, SequenceId},
 };
-
-/// Slots grow in steps of this many tokens: each step of growth copies the cache once.
-const SLOT_TOKENS_STEP: u32 = 64;
 
 /// MLX's own cache of freed buffers is emptied every so many steps, so that a long run does not hold on to shapes it has left.
 const CLEAR_CACHE_STEPS: u64 = 1024;
-
-/// Windows of recordings encoded at once: on a GPU one alone does not fill it, on the CPU more would only take more memory.
-const WINDOWS_AT_ONCE_GPU: usize = 8;
 
 /// Where passes are padded, more rows of logits than this come in multiples of it.
 const OUTPUTS_STEP: i32 = 16;
@@ -57,6 +51,8 @@ fn padding(chunk_tokens: i32, rows: i32) -> i32 {
 pub struct MlxOptions {
     pub device: job::Device,
     pub dtype: job::Dtype,
+    /// Only MLX's own operations: the reference of whatever is made to be faster.
+    pub plain: bool,
 }
 
 /// Whether a job's device is the GPU here, and the bytes a run may take on it: nine tenths of a GPU's memory, or seven tenths of
@@ -129,7 +125,7 @@ impl MlxEngine {
             job::Dtype::Auto if on_gpu => None,
             job::Dtype::Auto => Some(Dtype::Float32),
         };
-        let policy = Policy { dtype, dequantize: !on_gpu, merge: on_gpu };
+        let policy = Policy { dtype, dequantize: !on_gpu, merge: on_gpu && !options.plain };
         let model = models::load(config, Loader::open(files, config, policy)?)?;
         Self::with_model(model, on_gpu).map_err(|error| WeightError::Mlx(error.to_string()))
     }
@@ -163,6 +159,11 @@ impl MlxEngine {
         self.cache = empty_cache(&*self.model, self.cache_dtype, self.on_gpu)?;
         self.newest = ops::zeros::<i32>(&[0])?;
         Ok(())
+    }
+
+    /// [`Engine::price`], of a run in which no row is sampled but by its likeliest token where `greedy`.
+    pub fn price_of(&self, greedy: bool) -> Price {
+        price::of(&*self.model, self.cache_dtype, self.on_gpu, greedy)
     }
 
     /// How long calls of [`Engine::launch`] and [`Engine::collect`] have waited for the device, all together.
@@ -215,6 +216,8 @@ impl MlxEngine {
             EngineError::Plan { reason, .. } => impossible(reason),
             other => other,
         })?;
+
+        self.reuse(&plan.admitted)?;
 
         // All the step's tokens go through the model in one pass: prompt chunks first, then one token of each decoding row.
         let mut prompt_tokens = Vec::new();
@@ -335,6 +338,35 @@ impl MlxEngine {
         Ok(if all { hidden.clone() } else { hidden.take_axis(Array::from_slice(places, &[places.len() as i32]), 0)? })
     }
 
+    /// Copies what the admitted rows take over of prefixes into their slots, rows that take the same together.
+    fn reuse(&mut self, admitted: &[Admission]) -> Result<(), EngineError> {
+        let mut copies: Vec<(Reuse, Vec<i32>)> = Vec::new();
+        for admission in admitted {
+            let Some(reuse) = admission.reuse else { continue };
+            match copies.iter_mut().find(|(other, _)| *other == reuse) {
+                Some((_, slots)) => slots.push(admission.slot as i32),
+                None => copies.push((reuse, vec![admission.slot as i32])),
+            }
+        }
+        if copies.is_empty() {
+            return Ok(());
+        }
+        if !self.on_gpu {
+            // The cache is written below, and a step that still runs holds its buffers.
+            self.wait()?;
+        }
+        for (Reuse { slot, tokens }, mut slots) in copies {
+            slots.sort_unstable();
+            self.model.copy_prefix(&mut self.cache, slot as i32, &slots, tokens as i32)?;
+            if self.on_gpu {
+                transforms::async_eval(self.cache.arrays())?;
+            } else {
+                transforms::eval(self.cache.arrays())?;
+            }
+        }
+        Ok(())
+    }
+
     /// Encodes what the admitted rows hear, and keeps what the decoder looks up in it in their slots.
     fn encode(&mut self, admitted: &[Admission]) -> Result<(), EngineError> {
         let impossible = |reason: &str| EngineError::Plan { step: 0, reason: reason.to_owned() };
@@ -353,7 +385,7 @@ impl MlxEngine {
         }
         let (frames, bins) = encoder.input();
         let layers = encoder.cross_layout().layers;
-        for group in admitted.chunks(if self.on_gpu { WINDOWS_AT_ONCE_GPU } else { 1 }) {
+        for group in admitted.chunks(price::windows_at_once(self.on_gpu)) {
             let mut values = Vec::with_capacity(group.len() * (frames * bins) as usize);
             for admission in group {
                 let window = admission.request.window.as_ref();
@@ -456,33 +488,12 @@ impl MlxEngine {
 
 impl Engine for MlxEngine {
     fn price(&self) -> Price {
-        let bytes = if self.cache_dtype == Dtype::Float32 { 4 } else { 2 };
-        let mut price = Price {
-            full_bytes_per_token: 0,
-            windows: Vec::new(),
-            // A row's logits, their float32 copy and the cumulative sums of a sampled row.
-            fixed_bytes_per_slot: u64::from(self.model.vocabulary()) * 16,
-            slot_tokens_step: SLOT_TOKENS_STEP,
-            prefill_bytes_per_token: self.model.activation_bytes_per_token(bytes),
-            // Scores and their softmax.
-            prefill_bytes_per_pair: u64::from(self.model.attention_heads()) * 4 * 2,
-            encode_bytes: 0,
-        };
-        if let Some(encoder) = self.model.encoder() {
-            price.fixed_bytes_per_slot += encoder.cross_layout().bytes_per_slot(bytes);
-            price.encode_bytes = encoder.encode_bytes(if self.on_gpu { WINDOWS_AT_ONCE_GPU as u64 } else { 1 }, bytes);
-        }
-        for layout in self.model.cache_layout() {
-            let per_token = 2 * bytes * (layout.kv_heads * layout.head_dim) as u64;
-            match layout.window {
-                None => price.full_bytes_per_token += per_token,
-                Some(window) => match price.windows.iter_mut().find(|(tokens, _)| *tokens == window as u32) {
-                    Some((_, total)) => *total += per_token,
-                    None => price.windows.push((window as u32, per_token)),
-                },
-            }
-        }
-        price
+        self.price_of(false)
+    }
+
+    fn prefill_defaults(&self) -> PrefillDefaults {
+        // A GPU is filled by so many.
+        if self.on_gpu { PrefillDefaults { chunk: 2048, concurrency: 64 } } else { PrefillDefaults { chunk: 512, concurrency: 8 } }
     }
 
     fn vocabulary(&self) -> u32 {
@@ -532,7 +543,7 @@ impl Engine for MlxEngine {
 
 /// Without slots, for keys of `dtype`.
 fn empty_cache(model: &dyn Model, dtype: Dtype, on_gpu: bool) -> Result<Cache, EngineError> {
-    let key_step = if on_gpu { SLOT_TOKENS_STEP as i32 } else { 1 };
+    let key_step = if on_gpu { price::SLOT_TOKENS_STEP as i32 } else { 1 };
     let cache = Cache::new(model.cache_layout(), dtype, key_step)?;
     match model.encoder() {
         Some(encoder) => cache.with_cross(encoder.cross_layout()),

@@ -148,7 +148,7 @@ impl Model {
         let (engine, auto, device): (Box<dyn Engine>, u64, _) = match self {
             Self::Fake => (Box::new(FakeEngine::new(FakeModel::bytes())), 8 << 30, "no model: the tokens are made up"),
             Self::Files(files) => {
-                let options = MlxOptions { device: job.model.device, dtype: job.model.dtype };
+                let options = MlxOptions { device: job.model.device, dtype: job.model.dtype, plain: false };
                 let engine = MlxEngine::load(&weight_files(files), files.config(), options)
                     .with_context(|| format!("failed to load {}", job.model.path))?;
                 let (auto, device) =

@@ -85,6 +85,7 @@ pub struct Kernels {
     attend_chunks: CudaKernel,
     attend_rows: CudaKernel,
     gate: CudaKernel,
+    copy_prefix: CudaKernel,
     geometry: Geometry,
     warps: i32,
     intermediate: i32,
@@ -144,6 +145,13 @@ impl Kernels {
                 &[c"out", c"parts"],
                 include_str!("attend_rows.cu"),
                 &header,
+            )?,
+            copy_prefix: kernel(
+                "copy_prefix",
+                &[c"keys", c"values", c"slots"],
+                &[c"done"],
+                include_str!("copy_prefix.cu"),
+                &settings,
             )?,
             gate: kernel("gate", &[c"gate_up"], &[c"out"], include_str!("gate.cu"), &settings)?,
             geometry,
@@ -224,6 +232,21 @@ impl Kernels {
             attended.extend(out.into_iter().next());
         }
         if attended.len() == 1 { Ok(attended.remove(0)) } else { Ok(ops::concatenate(&attended, 0)?) }
+    }
+
+    /// Copies positions `0 .. tokens` of the slot `from` to `slots`, of a ring all where it has gone round. Gives what must be
+    /// evaluated for that.
+    pub fn copy_prefix(&self, cache: &Cache, layer: usize, from: i32, slots: &[i32], tokens: i32) -> Result<Array, EngineError> {
+        const THREADS: i32 = 256;
+        let (keys, values) = cache.layer(layer);
+        let kept = tokens.min(keys.dim(2));
+        let mut numbers = vec![from, kept];
+        numbers.extend(slots);
+        let numbers = Array::from_slice(&numbers, &[numbers.len() as i32]);
+        let eights = kept * self.geometry.head_dim / 8;
+        let launch =
+            Launch { blocks: [(eights + THREADS - 1) / THREADS, self.geometry.kv_heads, slots.len() as i32], threads: THREADS };
+        Ok(self.copy_prefix.apply(&[keys, values, &numbers], &[(&[1], Dtype::Int32)], launch)?.remove(0))
     }
 
     /// (N, 2 × intermediate), gates and then ups -> (N, intermediate)

@@ -56,9 +56,9 @@ fn is_checkpoint(folder: &Path) -> bool {
 }
 
 /// As weights are kept on the CPU.
-const CPU: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false };
+pub(super) const CPU: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false };
 
-fn open(folder: &Path, policy: Policy) -> Box<dyn Model> {
+pub(super) fn open(folder: &Path, policy: Policy) -> Box<dyn Model> {
     let gguf = folder.with_extension("gguf");
     let config = if gguf.is_file() {
         crate::model::locate(gguf.to_str().unwrap()).unwrap().config().clone()
@@ -68,7 +68,7 @@ fn open(folder: &Path, policy: Policy) -> Box<dyn Model> {
     open_with(folder, &config, policy)
 }
 
-fn open_with(folder: &Path, config: &Value, policy: Policy) -> Box<dyn Model> {
+pub(super) fn open_with(folder: &Path, config: &Value, policy: Policy) -> Box<dyn Model> {
     mlx_rs::Device::set_default(&mlx_rs::Device::cpu());
     let gguf = folder.with_extension("gguf");
     let files = if gguf.is_file() {
@@ -409,7 +409,7 @@ fn smollm2_agrees_with_mlx_lm_token_for_token() {
     let golden: SmolLm2 = serde_json::from_slice(&fs::read(root().join("goldens/smollm2-greedy.json")).unwrap()).unwrap();
     assert!(golden.prompts.len() >= 20);
     let files = crate::model::locate(file.to_str().unwrap()).unwrap();
-    let options = MlxOptions { device: job::Device::Cpu, dtype: job::Dtype::Auto };
+    let options = MlxOptions { device: job::Device::Cpu, dtype: job::Dtype::Auto, plain: false };
     let mut engine = MlxEngine::load(&[file], files.config(), options).unwrap();
     let price = engine.price();
     let request = |index: usize| Request {
@@ -422,8 +422,15 @@ fn smollm2_agrees_with_mlx_lm_token_for_token() {
         window: None,
     };
     let mut check = |order: &[usize], rows: u32, prefill_chunk: u32, kv_bytes_max: u64| {
-        let limits =
-            Limits { rows, prefill_chunk, prompt_concurrency: 3, kv_bytes_max, price: price.clone(), context_length: 2048 };
+        let limits = Limits {
+            rows,
+            prefill_chunk,
+            prompt_concurrency: 3,
+            kv_bytes_max,
+            price: price.clone(),
+            context_length: 2048,
+            prefix_tokens_min: None,
+        };
         let mut scheduler = Scheduler::new(limits);
         let (mut left, mut launched, mut finished) = (order.iter(), VecDeque::<Plan>::new(), 0);
         while finished < order.len() {

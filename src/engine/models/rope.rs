@@ -126,6 +126,11 @@ impl Rope {
         self.traditional
     }
 
+    /// Whether a key depends on how long its sequence will be, and not on what stands before it alone.
+    pub fn depends_on_length(&self) -> bool {
+        matches!(self.kind, Kind::Dynamic { .. })
+    }
+
     /// Rotates (N, heads, 1, D) to the positions of `step`.
     pub fn forward(&self, x: &Array, step: &Step) -> Result<Array, EngineError> {
         match &self.kind {

@@ -17,6 +17,7 @@ pub use workload::BenchError;
 use super::{
     Status,
     feed::{ORDERED_ROWS, by_length},
+    job_run::PREFIX_TOKENS_MIN,
     open::{SPEECH_FAMILY, machine, versions, weight_files},
     print,
 };
@@ -47,19 +48,23 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
         workload::dump(path, &workload)?;
         return Ok(Status::Ok);
     }
-    let options = MlxOptions { device: device(args.device), dtype: dtype(args.dtype) };
+    let options = MlxOptions { device: device(args.device), dtype: dtype(args.dtype), plain: args.plain };
+
     let mut engine = MlxEngine::load(&weight_files(&files), files.config(), options)
         .with_context(|| format!("failed to load {}", args.model))?;
     workload::check(&workload, engine.vocabulary())?;
+    let defaults = engine.prefill_defaults();
     let limits = Limits {
         rows: 1,
-        prefill_chunk: args.prefill_chunk,
-        prompt_concurrency: args.prompt_concurrency,
+        prefill_chunk: args.prefill_chunk.unwrap_or(defaults.chunk),
+        prompt_concurrency: args.prompt_concurrency.unwrap_or(defaults.concurrency),
+        prefix_tokens_min: (!args.no_prefix_cache).then_some(PREFIX_TOKENS_MIN),
         kv_bytes_max: match args.kv_budget {
             KvBudget::Auto => engine.kv_bytes_auto(),
             KvBudget::Bytes(bytes) => bytes,
         },
-        price: engine.price(),
+        // Every row is greedy.
+        price: engine.price_of(true),
         context_length: files.context_length().unwrap_or(u32::MAX),
     };
     let requests = requests(&workload, args.order);
@@ -119,8 +124,8 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
                 "order": order,
             },
             "settings": {
-                "prefill_chunk": args.prefill_chunk,
-                "prompt_concurrency": args.prompt_concurrency,
+                "prefill_chunk": limits.prefill_chunk,
+                "prompt_concurrency": limits.prompt_concurrency,
                 "kv_bytes_max": limits.kv_bytes_max,
             },
             "results": all,

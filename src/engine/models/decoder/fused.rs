@@ -9,7 +9,7 @@ use crate::engine::{
     EngineError,
     cache::{Cache, Step},
     cuda::{Geometry, Kernels, Places, Rotary},
-    models::{Linear, layers::Activation},
+    models::{Linear, RmsNorm, Scratch, layers::Activation},
 };
 
 /// Tokens of a pass from which on its layers are handed to the device one by one, and the host waits before it is too far ahead: what
@@ -76,6 +76,29 @@ impl Fused {
         Ok(Some(hidden))
     }
 
+    /// Given the bytes of a token's hidden state, queries, keys and gated space.
+    pub fn scratch(&self, [hidden, queries, keys, intermediate]: [u64; 4], layers: usize) -> Scratch {
+        // Two norms, two sums; projections, turned queries, attention and its assembly; gate, up and their product.
+        let layer = 4 * hidden + 4 * queries + 2 * keys + 3 * intermediate;
+        // What the host is ahead, and what it is at.
+        let prefill = (AHEAD_LAYERS as u64 + 1) * layer;
+        // One step computed, one launched behind it.
+        let decode = 2 * layers as u64 * (layer - 2 * queries);
+        Scratch {
+            prefill_bytes_per_token: prefill,
+            prefill_bytes_per_pair: 0,
+            // Rows decode in the passes of prompts too.
+            bytes_per_slot: prefill.min(decode),
+            decode_bytes_per_slot: decode.saturating_sub(prefill),
+        }
+    }
+
+    /// As [`Cache::copy_prefix`], in place.
+    pub fn copy_prefix(&self, cache: &Cache, from: i32, slots: &[i32], tokens: i32) -> Result<(), EngineError> {
+        let copies = (0..self.rotaries.len()).map(|layer| self.kernels.copy_prefix(cache, layer, from, slots, tokens));
+        Ok(transforms::async_eval(copies.collect::<Result<Vec<_>, _>>()?.iter())?)
+    }
+
     #[expect(clippy::too_many_arguments, reason = "a layer, its own part in the kernels, and the step")]
     fn layer(
         &self,
@@ -110,7 +133,7 @@ impl Fused {
 }
 
 /// `x + linear(y)`, the product normalized where there is a norm.
-fn add(x: &Array, linear: &Linear, y: &Array, norm: Option<&crate::engine::models::RmsNorm>) -> Result<Array, EngineError> {
+fn add(x: &Array, linear: &Linear, y: &Array, norm: Option<&RmsNorm>) -> Result<Array, EngineError> {
     match norm {
         None => linear.forward_add(y, x),
         Some(_) => add_normed(x, linear.forward(y)?, norm),

@@ -11,7 +11,7 @@ use mlx_rs::{Array, Dtype, ops};
 use fused::Fused;
 
 use super::{
-    Embedding, Linear, Model, RmsNorm,
+    Embedding, Linear, Model, RmsNorm, Scratch,
     layers::{self, Activation, GatedMlp, Output},
     rope::{Rope, RopeOptions},
 };
@@ -212,17 +212,38 @@ impl Model for Decoder {
         self.vocab_size as u32
     }
 
-    fn activation_bytes_per_token(&self, dtype_bytes: u64) -> u64 {
-        let heads = self.layers.first().map_or(0, |Layer { attention: own, .. }| (own.heads + 2 * own.kv_heads) * own.head_dim);
-        dtype_bytes * (8 * self.hidden_size + 3 * self.intermediate_size + 3 * heads) as u64
+    fn scratch(&self, dtype_bytes: u64) -> Scratch {
+        let (queries, keys) = self
+            .layers
+            .first()
+            .map_or((0, 0), |Layer { attention: own, .. }| (own.heads * own.head_dim, own.kv_heads * own.head_dim));
+        if let Some(fused) = &self.fused {
+            let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
+            return fused.scratch([hidden, queries, keys, intermediate].map(|size| size as u64 * dtype_bytes), self.layers.len());
+        }
+        let numbers = 8 * self.hidden_size + 3 * self.intermediate_size + 3 * (queries + 2 * keys);
+        Scratch {
+            prefill_bytes_per_token: dtype_bytes * numbers as u64,
+            // Scores and their softmax.
+            prefill_bytes_per_pair: self.layers.first().map_or(0, |layer| layer.attention.heads as u64) * 4 * 2,
+            bytes_per_slot: 0,
+            decode_bytes_per_slot: 0,
+        }
+    }
+
+    fn copy_prefix(&self, cache: &mut Cache, from: i32, slots: &[i32], tokens: i32) -> Result<(), EngineError> {
+        match &self.fused {
+            Some(fused) => fused.copy_prefix(cache, from, slots, tokens),
+            None => cache.copy_prefix(from, slots, tokens),
+        }
+    }
+
+    fn shares_prefixes(&self) -> bool {
+        !self.layers.iter().any(|layer| layer.attention.rope.depends_on_length())
     }
 
     fn pads(&self) -> bool {
         self.fused.is_some()
-    }
-
-    fn attention_heads(&self) -> u32 {
-        self.layers.first().map_or(0, |layer| layer.attention.heads as u32)
     }
 }
 
