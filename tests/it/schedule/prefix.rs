@@ -228,11 +228,7 @@ fn a_prefix_is_not_released_while_a_step_in_flight_copies_it() {
 #[ignore = "a measurement"]
 fn cost_of_a_step() {
     let price = Price { slot_tokens_step: 64, full_bytes_per_token: 1000, ..price(1) };
-    for (name, head, prefix_tokens_min) in [
-        ("prompts of 100 to 227 tokens", 0, Some(64)),
-        ("1,500 tokens before them", 1500, Some(64)),
-        ("the same, not reused", 1500, None),
-    ] {
+    for (name, head) in [("prompts of 100 to 227 tokens", 0), ("1,500 tokens before them", 1500)] {
         let limits = Limits {
             rows: 256,
             prefill_chunk: 512,
@@ -240,7 +236,7 @@ fn cost_of_a_step() {
             kv_bytes_max: u64::MAX,
             price: price.clone(),
             context_length: 4096,
-            prefix_tokens_min,
+            prefix_tokens_min: Some(64),
         };
         let rows: Vec<_> = (0..6000u64)
             .map(|sequence| {
