@@ -5,7 +5,7 @@ mod bench;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-pub use bench::{Bench, Device, Dtype, KvBudget, Order, Span, WorkloadName};
+pub use bench::{Bench, Device, Dtype, KvBudget, Order, Span, Weights, WorkloadName};
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 

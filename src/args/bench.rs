@@ -69,6 +69,10 @@ pub struct Bench {
     #[arg(long)]
     pub plain: bool,
 
+    /// What quantized weights are computed with
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = Weights::Auto)]
+    pub weights: Weights,
+
     /// Where to compute
     #[arg(long, value_name = "DEVICE", value_enum, default_value_t = Device::Auto)]
     pub device: Device,
@@ -115,6 +119,14 @@ pub enum WorkloadName {
 pub enum Order {
     Length,
     Manifest,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Weights {
+    /// As they are stored, or dense where that is faster for so many rows and fits
+    Auto,
+    Stored,
+    Dense,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -53,6 +53,27 @@ pub struct MlxOptions {
     pub dtype: job::Dtype,
     /// Only MLX's own operations: the reference of whatever is made to be faster.
     pub plain: bool,
+    pub weights: WeightForm,
+    /// Rows that are computed together at most.
+    pub rows: u32,
+}
+
+/// What quantized weights are computed with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightForm {
+    /// What is faster for so many rows on the device, where it fits.
+    Auto,
+    Stored,
+    Dense,
+}
+
+/// Rows from which on CUDA computes faster with dense weights than with quantized ones; measured in docs/benchmarks.md.
+const DENSE_ROWS_MIN: u32 = 16;
+
+/// Dense weights take a third of a device's memory at most; a byte of quantized ones becomes four.
+fn dense_fits(files: &[PathBuf]) -> bool {
+    let stored: u64 = files.iter().filter_map(|file| fs::metadata(file).ok()).map(|metadata| metadata.len()).sum();
+    stored.saturating_mul(4) <= device_memory(job::Device::Gpu).1 / 3
 }
 
 /// Whether a job's device is the GPU here, and the bytes a run may take on it: nine tenths of a GPU's memory, or seven tenths of
@@ -125,7 +146,11 @@ impl MlxEngine {
             job::Dtype::Auto if on_gpu => None,
             job::Dtype::Auto => Some(Dtype::Float32),
         };
-        let policy = Policy { dtype, dequantize: !on_gpu, merge: on_gpu && !options.plain };
+        let dense = match options.weights {
+            WeightForm::Auto => ffi::cuda_available() && options.rows >= DENSE_ROWS_MIN && dense_fits(files),
+            form => form == WeightForm::Dense,
+        };
+        let policy = Policy { dtype, dequantize: !on_gpu || dense, merge: on_gpu && !options.plain };
         let model = models::load(config, Loader::open(files, config, policy)?)?;
         Self::with_model(model, on_gpu).map_err(|error| WeightError::Mlx(error.to_string()))
     }

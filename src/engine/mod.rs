@@ -14,7 +14,7 @@ mod speech;
 mod weights;
 
 pub use ffi::{mlx_version, prepare_environment};
-pub use mlx::{MlxEngine, MlxOptions, device_memory};
+pub use mlx::{MlxEngine, MlxOptions, WeightForm, device_memory};
 pub use weights::WeightError;
 
 use thiserror::Error;

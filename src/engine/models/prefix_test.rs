@@ -10,7 +10,7 @@ use super::{
     golden_test::{CPU, LOGITS_ERROR_MAX, decode, open, open_with, pass, prefill, root},
 };
 use crate::{
-    engine::{Engine, MlxEngine, MlxOptions, cache::Cache},
+    engine::{Engine, MlxEngine, MlxOptions, WeightForm, cache::Cache},
     job,
     schedule::{Limits, Plan, Request, Scheduler, SequenceId},
 };
@@ -135,7 +135,8 @@ fn run(engine: &mut MlxEngine, prefix_tokens_min: Option<u32>, plant: fn(&mut Pl
 }
 
 fn engine(name: &str, config: &Value) -> MlxEngine {
-    let options = MlxOptions { device: job::Device::Cpu, dtype: job::Dtype::Float32, plain: false };
+    let options =
+        MlxOptions { device: job::Device::Cpu, dtype: job::Dtype::Float32, plain: false, weights: WeightForm::Auto, rows: 8 };
     MlxEngine::load(&[folder(name).join("model.safetensors")], config, options).unwrap()
 }
 

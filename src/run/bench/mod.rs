@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     args::{self, KvBudget},
-    engine::{Engine, MlxEngine, MlxOptions, memory},
+    engine::{Engine, MlxEngine, MlxOptions, WeightForm, memory},
     job::{Device, Dtype, Generation},
     model::{self, ModelFiles},
     schedule::{Limits, Request, SequenceId},
@@ -48,7 +48,13 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
         workload::dump(path, &workload)?;
         return Ok(Status::Ok);
     }
-    let options = MlxOptions { device: device(args.device), dtype: dtype(args.dtype), plain: args.plain };
+    let options = MlxOptions {
+        device: device(args.device),
+        dtype: dtype(args.dtype),
+        plain: args.plain,
+        weights: weights(args.weights),
+        rows: args.rows.iter().copied().max().unwrap_or(1),
+    };
 
     let mut engine = MlxEngine::load(&weight_files(&files), files.config(), options)
         .with_context(|| format!("failed to load {}", args.model))?;
@@ -178,6 +184,14 @@ fn requests(workload: &[WorkloadRow], order: args::Order) -> Vec<Arc<Request>> {
         }
     }
     requests
+}
+
+fn weights(weights: args::Weights) -> WeightForm {
+    match weights {
+        args::Weights::Auto => WeightForm::Auto,
+        args::Weights::Stored => WeightForm::Stored,
+        args::Weights::Dense => WeightForm::Dense,
+    }
 }
 
 fn device(device: args::Device) -> Device {
