@@ -30,18 +30,31 @@ pub struct LayerLayout {
 
 /// Where the tokens of one forward pass stand: those of prompt chunks first, chunk after chunk, then one of each decoding row.
 pub struct Step {
-    chunks: Vec<Chunk>,
+    places: Places,
     /// Tokens between prompts and decoding rows that nobody looks at.
     padding: i32,
-    /// (slot, position) of the decoding rows.
-    rows: Vec<(i32, i32)>,
-    /// Made when it is first needed, as are the arrays behind it: kernels of our own do without.
+    /// Made when it is first needed, as are the positions: kernels of our own do without.
     decode: OnceCell<DecodeRows>,
     positions: OnceCell<Array>,
-    /// For each token, how far its sequence reaches: a prompt's whole length, or its own position and itself.
-    reaches: Vec<i32>,
     /// Time that building the pass spent waiting for the device.
     waited: Cell<Duration>,
+}
+
+/// A step in plain numbers.
+pub struct Places {
+    pub chunks: Vec<Chunk>,
+    /// (slot, position) of the decoding rows.
+    pub rows: Vec<(u32, u32)>,
+    /// For each token, how far its sequence reaches: a prompt's whole length, or its own position and itself.
+    reaches: Vec<i32>,
+}
+
+impl Places {
+    /// Each token's position, and how far its sequence reaches.
+    pub fn tokens(&self) -> impl Iterator<Item = (i32, i32)> {
+        let of_chunks = self.chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.length);
+        of_chunks.chain(self.rows.iter().map(|row| row.1 as i32)).zip(self.reaches.iter().copied())
+    }
 }
 
 /// One sequence's prompt tokens at positions `start .. start + length`, of a prompt of `prompt_tokens`.
@@ -66,10 +79,9 @@ impl Step {
             reaches.extend(std::iter::repeat_n(chunk.prompt_tokens, chunk.length as usize));
         }
         reaches.extend(std::iter::repeat_n(1, padding as usize));
-        let rows: Vec<(i32, i32)> = rows.iter().map(|row| (row.0 as i32, row.1 as i32)).collect();
-        reaches.extend(rows.iter().map(|row| row.1 + 1));
+        reaches.extend(rows.iter().map(|row| row.1 as i32 + 1));
         let (decode, positions, waited) = (OnceCell::new(), OnceCell::new(), Cell::default());
-        Self { chunks, padding, rows, decode, positions, reaches, waited }
+        Self { places: Places { chunks, rows: rows.to_vec(), reaches }, padding, decode, positions, waited }
     }
 
     pub fn padding(&self) -> i32 {
@@ -88,30 +100,28 @@ impl Step {
         self.waited.get()
     }
 
-    pub fn chunks(&self) -> &[Chunk] {
-        &self.chunks
-    }
-
-    pub fn rows(&self) -> &[(i32, i32)] {
-        &self.rows
-    }
-
     /// (N) int32: the position of each token.
     pub fn positions(&self) -> &Array {
         self.positions.get_or_init(|| {
-            let of_chunks = self.chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.length);
+            let Places { chunks, rows, .. } = &self.places;
+            let of_chunks = chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.length);
             let of_padding = std::iter::repeat_n(0, self.padding as usize);
-            let positions: Vec<i32> = of_chunks.chain(of_padding).chain(self.rows.iter().map(|row| row.1)).collect();
+            let positions: Vec<i32> = of_chunks.chain(of_padding).chain(rows.iter().map(|row| row.1 as i32)).collect();
             Array::from_slice(&positions, &[positions.len() as i32])
         })
     }
 
     fn decode(&self) -> Option<&DecodeRows> {
-        (!self.rows.is_empty()).then(|| self.decode.get_or_init(|| DecodeRows::new(&self.rows)))
+        let rows = &self.places.rows;
+        (!rows.is_empty()).then(|| self.decode.get_or_init(|| DecodeRows::new(rows)))
     }
 
     pub fn reaches(&self) -> &[i32] {
-        &self.reaches
+        &self.places.reaches
+    }
+
+    pub fn places(&self) -> &Places {
+        &self.places
     }
 }
 
@@ -135,9 +145,9 @@ struct DecodeRows {
 }
 
 impl DecodeRows {
-    fn new(rows: &[(i32, i32)]) -> Self {
-        let slots: Vec<i32> = rows.iter().map(|row| row.0).collect();
-        let positions: Vec<i32> = rows.iter().map(|row| row.1).collect();
+    fn new(rows: &[(u32, u32)]) -> Self {
+        let slots: Vec<i32> = rows.iter().map(|row| row.0 as i32).collect();
+        let positions: Vec<i32> = rows.iter().map(|row| row.1 as i32).collect();
         let count = rows.len() as i32;
         let span = slots.iter().max().map_or(0, |slot| slot + 1);
         let last_position = positions.iter().copied().max().unwrap_or(0);
@@ -196,6 +206,15 @@ struct Layer {
     values: Array,
 }
 
+/// A layer's keys and values, (slots, kv_heads, ring, head_dim) each.
+pub struct LentLayer<'a> {
+    pub kv_heads: usize,
+    pub ring: usize,
+    pub head_dim: usize,
+    pub keys: &'a mut [f32],
+    pub values: &'a mut [f32],
+}
+
 impl Cache {
     /// With a `key_step` over 1, decoding attends over keys up to the next multiple of it, the rest masked: on CUDA every new
     /// length costs a plan of its own, and MLX fails when it has too many.
@@ -235,6 +254,20 @@ impl Cache {
     pub fn arrays(&self) -> impl Iterator<Item = &Array> {
         let cross = self.cross.iter().flat_map(CrossCache::layers);
         self.layers.iter().chain(cross).flat_map(|layer| [&layer.keys, &layer.values])
+    }
+
+    /// Every layer's keys and values, lent to a pass that computes on the CPU's cores. Nothing else may be under way.
+    pub fn lend(&mut self) -> Result<Vec<LentLayer<'_>>, EngineError> {
+        let lent = self.layers.iter_mut().zip(&self.layouts).map(|(layer, layout)| {
+            Ok(LentLayer {
+                kv_heads: layout.kv_heads as usize,
+                ring: layer.keys.dim(2) as usize,
+                head_dim: layout.head_dim as usize,
+                keys: ffi::lend(&mut layer.keys)?,
+                values: ffi::lend(&mut layer.values)?,
+            })
+        });
+        lent.collect()
     }
 
     /// Takes another layout, keeping what both hold. One layer at a time, so that old and new stand side by side only once.
@@ -307,9 +340,9 @@ impl Cache {
     ) -> Result<Array, EngineError> {
         let heads = queries.dim(1);
         let LayerLayout { kv_heads, head_dim, window } = self.layouts[layer];
-        let mut chunks = Vec::with_capacity(step.chunks.len());
+        let mut chunks = Vec::with_capacity(step.places.chunks.len());
         let mut first = 0;
-        for chunk in &step.chunks {
+        for chunk in &step.places.chunks {
             // (L, heads, 1, D) -> (1, heads, L, D)
             let rows = |array: &Array, heads: i32| -> Result<Array, EngineError> {
                 let own = if chunk.length == array.dim(0) {
@@ -480,6 +513,8 @@ fn resize(array: &mut Array, shape: &[i32; 4]) -> Result<(), EngineError> {
     if kept.iter().all(|&extent| extent > 0) {
         resized = ffi::slice_update(&resized, &ffi::slice(array, &[0; 4], &kept)?, &[0; 4])?;
     }
+    // What shrank is a view of the larger buffer, which would be kept with it, and which cannot be lent.
+    let resized = resized.contiguous()?;
     resized.eval()?;
     *array = resized;
     Ok(())

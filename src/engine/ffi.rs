@@ -249,6 +249,37 @@ pub fn cuda_available() -> bool {
     status == 0 && available
 }
 
+/// The numbers of a float32 array, in order; computed first where they are not yet.
+pub fn numbers(array: &Array) -> Result<&[f32], EngineError> {
+    if array.size() == 0 {
+        return Ok(&[]);
+    }
+    array.try_as_slice::<f32>().map_err(|error| EngineError::Mlx(error.to_string()))
+}
+
+/// As [`numbers`], of an int32 array.
+pub fn integers(array: &Array) -> Result<&[i32], EngineError> {
+    if array.size() == 0 {
+        return Ok(&[]);
+    }
+    array.try_as_slice::<i32>().map_err(|error| EngineError::Mlx(error.to_string()))
+}
+
+/// Lends the numbers of a float32 array on the CPU to be changed in place.
+///
+/// No other array may share the buffer: `array` is the only handle of what an operation gave, and neither a view of it nor an
+/// operation that reads it is still to be computed. The cache's arrays are like that between two steps.
+pub fn lend(array: &mut Array) -> Result<&mut [f32], EngineError> {
+    let numbers = numbers(array)?;
+    let (pointer, length) = (numbers.as_ptr().cast_mut(), numbers.len());
+    if length == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: the array is computed, contiguous and has `length` numbers; by the contract above no task and no other handle reads
+    // its buffer, and the exclusive borrow of the handle keeps both it and this slice the only ways to it.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
+}
+
 /// Whether MLX can compute on a GPU here.
 pub fn gpu_available() -> bool {
     // SAFETY: the device handle is made and freed here; `available` outlives the call.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::{
     Engine, EngineError, PrefillDefaults, SpeechScore, WeightError,
     cache::{Cache, Chunk, Step},
-    ffi,
+    ffi, host,
     models::{self, Model},
     price, reason,
     sample::{self, SampleRow},
@@ -150,8 +150,15 @@ impl MlxEngine {
             WeightForm::Auto => ffi::cuda_available() && options.rows >= DENSE_ROWS_MIN && dense_fits(files),
             form => form == WeightForm::Dense,
         };
-        let policy = Policy { dtype, dequantize: !on_gpu || dense, merge: on_gpu && !options.plain };
+        // The CPU's cores take a decoder's weights as they are stored, and compute in float32.
+        let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
+        let host = !on_gpu && !options.plain && dtype == Some(Dtype::Float32) && family != "whisper" && host::wanted();
+        let policy = Policy { dtype, dequantize: !on_gpu || dense, merge: on_gpu && !options.plain, host };
         let model = models::load(config, Loader::open(files, config, policy)?)?;
+        if host {
+            // What weights were packed from.
+            memory::clear_cache().map_err(|error| WeightError::Mlx(reason(&error)))?;
+        }
         Self::with_model(model, on_gpu).map_err(|error| WeightError::Mlx(error.to_string()))
     }
 

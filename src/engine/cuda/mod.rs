@@ -169,7 +169,7 @@ impl Kernels {
         let mut places = Places { chunks: None, rows: None, chunk_tokens: 0, padding, row_count: 0, last_position: 0 };
         let (mut of_tokens, mut tiles) = (Vec::new(), Vec::new());
         let tile_tokens = CHUNK_WARPS * (PRODUCT_ROWS * self.geometry.kv_heads / self.geometry.heads);
-        for chunk in step.chunks() {
+        for chunk in &step.places().chunks {
             let first = places.chunk_tokens;
             of_tokens.extend((chunk.start..chunk.start + chunk.length).flat_map(|position| [chunk.slot, position]));
             tiles.extend(
@@ -183,10 +183,10 @@ impl Kernels {
             let of_tokens = Array::from_slice(&of_tokens, &[places.chunk_tokens, 2]);
             places.chunks = Some((of_tokens, Array::from_slice(&tiles, &[tiles.len() as i32 / 4, 4])));
         }
-        let rows: Vec<i32> = step.rows().iter().flat_map(|&(slot, position)| [slot, position]).collect();
+        let rows: Vec<i32> = step.places().rows.iter().flat_map(|&(slot, position)| [slot as i32, position as i32]).collect();
         if !rows.is_empty() {
             places.row_count = rows.len() as i32 / 2;
-            places.last_position = step.rows().iter().map(|row| row.1).max().unwrap_or(0);
+            places.last_position = step.places().rows.iter().map(|row| row.1 as i32).max().unwrap_or(0);
             places.rows = Some(Array::from_slice(&rows, &[places.row_count, 2]));
         }
         places

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
+    Model,
     decoder::{Decoder, DecoderOptions, LayerOptions},
     layers::Activation,
     parse,
@@ -76,7 +77,7 @@ impl Config {
     }
 }
 
-pub fn load(config: &Value, loader: Loader) -> Result<Decoder, WeightError> {
+pub fn load(config: &Value, loader: Loader) -> Result<Box<dyn Model>, WeightError> {
     let config: Config = parse(config)?;
     if config.sliding_window_pattern == 0 || config.sliding_window <= 0 {
         return Err(WeightError::Config("sliding_window and sliding_window_pattern must be at least 1".into()));

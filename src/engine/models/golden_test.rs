@@ -56,7 +56,7 @@ fn is_checkpoint(folder: &Path) -> bool {
 }
 
 /// As weights are kept on the CPU.
-pub(super) const CPU: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false };
+pub(super) const CPU: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false, host: false };
 
 pub(super) fn open(folder: &Path, policy: Policy) -> Box<dyn Model> {
     let gguf = folder.with_extension("gguf");
@@ -255,6 +255,13 @@ fn check(name: &str, folder: &Path) {
         let error = together(&*model, &golden.float32, key_step);
         assert!(error <= LOGITS_ERROR_MAX, "{name}: together, keys in steps of {key_step}: logits are {error:e} away");
     }
+    let on_host = open(folder, Policy { host: true, ..CPU });
+    for chunk in [64, 5, 1] {
+        let error = alone(&*on_host, &golden.float32, chunk);
+        assert!(error <= LOGITS_ERROR_MAX, "{name}: on the host: chunks of {chunk}: logits are {error:e} away");
+    }
+    let error = together(&*on_host, &golden.float32, 1);
+    assert!(error <= LOGITS_ERROR_MAX, "{name}: on the host: together: logits are {error:e} away");
     let error = alone(&*open(folder, Policy { merge: true, ..CPU }), &golden.float32, 64);
     assert!(error <= LOGITS_ERROR_MAX, "{name}: merged products: logits are {error:e} away");
     if let Some(streams) = &golden.as_stored {
@@ -287,6 +294,64 @@ fn committed_checkpoints_agree_with_mlx_lm() {
     for (name, folder) in committed {
         check(&name, &folder);
     }
+}
+
+/// On the CPU's cores a row's logits are the same to the last bit in any company: prompts side by side in one pass, beside rows
+/// that decode, in another slot of a larger cache.
+#[test]
+fn rows_on_the_host_do_not_depend_on_their_company() {
+    let mut seen = 0;
+    for name in names() {
+        let folder = root().join("fixtures/checkpoints").join(&name);
+        if !is_checkpoint(&folder) {
+            continue;
+        }
+        seen += 1;
+        let model = open(&folder, Policy { host: true, ..CPU });
+        let golden = golden(&name);
+        let streams = &golden.float32;
+        const CHUNK: usize = 7;
+        /// Logits of every step that samples, of rows that each joins `step` steps after the one before it.
+        fn drive(model: &dyn Model, streams: &[&Stream], slots: &[u32], layout: (i32, i32), apart: usize) -> Vec<Vec<Vec<f32>>> {
+            let mut cache = Cache::new(model.cache_layout(), Dtype::Float32, 1).unwrap();
+            cache.resize(layout.0, layout.1).unwrap();
+            let mut logits = vec![Vec::new(); streams.len()];
+            for step in 0..200 {
+                let (mut pieces, mut rows, mut who) = (Vec::<Piece<'_>>::new(), Vec::new(), Vec::new());
+                for (index, (stream, &slot)) in streams.iter().zip(slots).enumerate() {
+                    let (prompt, Some(own)) = (&stream.prompt, usize::checked_sub(step, index * apart)) else { continue };
+                    let chunks = prompt.len().div_ceil(CHUNK);
+                    if own < chunks {
+                        let piece = &prompt[own * CHUNK..prompt.len().min((own + 1) * CHUNK)];
+                        pieces.push((slot as i32, own * CHUNK, piece, prompt.len()));
+                        who.push((index, own + 1 == chunks));
+                    } else if let Some(&token) = stream.tokens.get(own - chunks) {
+                        rows.push((slot, (prompt.len() + own - chunks) as u32, token, index));
+                    }
+                }
+                rows.sort_unstable();
+                who.extend(rows.iter().map(|row| (row.3, true)));
+                if who.is_empty() {
+                    continue;
+                }
+                let rows: Vec<(u32, u32, u32)> = rows.iter().map(|row| (row.0, row.1, row.2)).collect();
+                for ((index, samples), of_row) in who.into_iter().zip(pass(model, &mut cache, &pieces, &rows)) {
+                    if samples {
+                        logits[index].push(of_row);
+                    }
+                }
+            }
+            logits
+        }
+        let all: Vec<&Stream> = streams.iter().chain(streams).take(6).collect();
+        let together = drive(&*model, &all, &[4, 1, 2, 0, 3, 5], (7, 256), 3);
+        for (stream, together) in all.iter().zip(together) {
+            let alone = drive(&*model, &[stream], &[0], (1, 192), 0).remove(0);
+            assert_eq!(alone.len(), stream.tokens.len() + 1);
+            assert!(alone == together, "{name}: a row among others is not what it is alone");
+        }
+    }
+    assert!(seen >= 4);
 }
 
 /// Needs `make fixtures`; part of `make test-models`.

@@ -4,6 +4,7 @@ use mlx_rs::{Array, fast, ops};
 
 use crate::engine::{
     EngineError, ffi,
+    host::{HostMatrix, Packed, Write, install},
     weights::{Loader, WeightError},
 };
 
@@ -13,6 +14,28 @@ pub enum Linear {
     Dense { weight: Array, bias: Option<Array> },
     /// MLX's affine quantization: packed `weight` (out, in × bits / 32), `scales` and `biases` (out, in / group_size).
     Quantized { weight: Array, scales: Array, biases: Array, group_size: i32, bits: i32, bias: Option<Array> },
+    /// Packed for this machine's cores, as float32 results.
+    Host { matrix: HostMatrix, bias: Option<Array> },
+}
+
+/// `x @ weightᵀ` in float32, computed before this returns.
+fn product_on_host(x: &Array, matrix: &HostMatrix) -> Result<Array, EngineError> {
+    let width = matrix.inputs();
+    let rows = x.size().checked_div(width).unwrap_or(0);
+    let mut product = vec![0.0; rows * matrix.outputs()];
+    if rows > 0 {
+        let x = ffi::numbers(x)?;
+        let mut packed = Packed::default();
+        install(|| {
+            packed.pack(x, width, width);
+            matrix.product(&packed, None, Write::Set, &mut product);
+        });
+    }
+    let mut shape = x.shape().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = matrix.outputs() as i32;
+    }
+    Ok(Array::from_slice(&product, &shape))
 }
 
 impl Linear {
@@ -22,6 +45,13 @@ impl Linear {
             Self::Dense { weight, bias: Some(bias) } => Ok(ops::addmm(bias, x, weight, None, None)?),
             Self::Quantized { weight, scales, biases, group_size, bits, bias } => {
                 let product = ops::quantized_matmul(x, weight, scales, biases, true, *group_size, *bits)?;
+                Ok(match bias {
+                    Some(bias) => product.add(bias)?,
+                    None => product,
+                })
+            }
+            Self::Host { matrix, bias } => {
+                let product = product_on_host(x, matrix)?;
                 Ok(match bias {
                     Some(bias) => product.add(bias)?,
                     None => product,
@@ -76,7 +106,7 @@ impl Linear {
 
     fn bias(&self) -> Option<&Array> {
         match self {
-            Self::Dense { bias, .. } | Self::Quantized { bias, .. } => bias.as_ref(),
+            Self::Dense { bias, .. } | Self::Quantized { bias, .. } | Self::Host { bias, .. } => bias.as_ref(),
         }
     }
 }
@@ -92,6 +122,7 @@ pub enum Embedding {
         group_size: i32,
         bits: i32,
     },
+    Host(HostMatrix),
 }
 
 impl Embedding {
@@ -106,6 +137,15 @@ impl Embedding {
                 *group_size,
                 *bits,
             )?),
+            Self::Host(matrix) => {
+                let width = matrix.inputs();
+                let tokens = ffi::integers(tokens)?;
+                let mut rows = vec![0.0; tokens.len() * width];
+                for (row, &token) in rows.chunks_exact_mut(width).zip(tokens) {
+                    matrix.row(token as usize, row);
+                }
+                Ok(Array::from_slice(&rows, &[tokens.len() as i32, width as i32]))
+            }
         }
     }
 
@@ -116,12 +156,13 @@ impl Embedding {
             Self::Quantized { weight, scales, biases, group_size, bits } => {
                 Ok(ops::quantized_matmul(x, weight, scales, biases, true, *group_size, *bits)?)
             }
+            Self::Host(matrix) => product_on_host(x, matrix),
         }
     }
 }
 
 /// Hidden states into logits: by a matrix of its own, or by the embedding where input and output are tied.
-pub struct Output(Option<Linear>);
+pub struct Output(pub(super) Option<Linear>);
 
 impl Output {
     /// Without `tied`, as a configuration may be, the file decides by whether it holds `lm_head`.
@@ -201,13 +242,13 @@ pub enum Activation {
 
 /// `down(activation(gate(x)) × up(x))` (arXiv:2002.05202).
 pub struct GatedMlp {
-    gate_up: GateUp,
-    down_proj: Linear,
-    activation: Activation,
+    pub(super) gate_up: GateUp,
+    pub(super) down_proj: Linear,
+    pub(super) activation: Activation,
 }
 
 /// The products into the gated space, as with queries, keys and values one where that is faster.
-enum GateUp {
+pub(super) enum GateUp {
     Merged { gate_up_proj: Linear, intermediate: i32 },
     Separate { gate_proj: Linear, up_proj: Linear },
 }

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
+    Model,
     decoder::{Decoder, DecoderOptions, LayerOptions},
     layers::Activation,
     parse,
@@ -59,7 +60,7 @@ impl Config {
     }
 }
 
-pub fn load(config: &Value, mut loader: Loader) -> Result<Decoder, WeightError> {
+pub fn load(config: &Value, mut loader: Loader) -> Result<Box<dyn Model>, WeightError> {
     let config: Config = parse(config)?;
     let head_dim = config.head_dim();
     let factors = loader.optional("model.rope_freqs.weight", &[head_dim / 2])?;

@@ -2,6 +2,7 @@
 
 mod decoder;
 mod gemma3_text;
+mod host_decoder;
 mod layers;
 mod llama;
 mod qwen2;
@@ -97,11 +98,11 @@ pub trait Encoder {
 /// Builds the family that `model_type` names.
 pub fn load(config: &Value, loader: Loader) -> Result<Box<dyn Model>, WeightError> {
     match config.get("model_type").and_then(Value::as_str).unwrap_or_default() {
-        "llama" | "mistral" => Ok(Box::new(llama::load(config, loader)?)),
-        "qwen2" => Ok(Box::new(qwen2::load(config, loader)?)),
-        "qwen3" => Ok(Box::new(qwen3::load(config, loader)?)),
+        "llama" | "mistral" => llama::load(config, loader),
+        "qwen2" => qwen2::load(config, loader),
+        "qwen3" => qwen3::load(config, loader),
         "whisper" => Ok(Box::new(whisper::load(config, loader)?)),
-        "gemma3_text" => Ok(Box::new(gemma3_text::load(config, loader)?)),
+        "gemma3_text" => gemma3_text::load(config, loader),
         other => Err(WeightError::Config(format!("the family '{other}' is not yet supported"))),
     }
 }

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
+    Model,
     decoder::{Decoder, DecoderOptions, LayerOptions},
     layers::Activation,
     parse, refuse_window,
@@ -44,7 +45,7 @@ impl Config {
     }
 }
 
-pub fn load(config: &Value, loader: Loader) -> Result<Decoder, WeightError> {
+pub fn load(config: &Value, loader: Loader) -> Result<Box<dyn Model>, WeightError> {
     let config: Config = parse(config)?;
     refuse_window(config.use_sliding_window)?;
     let head_dim = config.head_dim();

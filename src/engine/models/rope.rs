@@ -7,7 +7,12 @@ use std::f64::consts::PI;
 use mlx_rs::{Array, Dtype, fast, ops};
 use serde_json::Value;
 
-use crate::engine::{EngineError, cache::Step};
+use crate::engine::{
+    EngineError,
+    cache::Step,
+    ffi,
+    host::{Rotation, RotationKind},
+};
 
 pub struct Rope {
     head_dim: i32,
@@ -105,30 +110,31 @@ impl Rope {
         }
     }
 
-    /// Radians a position for each pair of a head, and a factor on the input; none where they depend on the sequence.
-    pub fn inverse_frequencies(&self) -> Result<Option<(Vec<f32>, f32)>, EngineError> {
-        Ok(match &self.kind {
-            Kind::Plain { base, scale } => {
-                let exponents = (0..self.head_dim).step_by(2).map(|index| f64::from(index) / f64::from(self.head_dim));
-                let turns = exponents.map(|exponent| f64::from(*scale) * f64::from(*base).powf(-exponent));
-                Some((turns.map(|turn| turn as f32).collect(), 1.0))
-            }
-            Kind::Frequencies { frequencies, scale } => {
-                frequencies.eval()?;
-                let frequencies = frequencies.try_as_slice::<f32>().map_err(|error| EngineError::Mlx(error.to_string()))?;
-                Some((frequencies.iter().map(|frequency| 1.0 / frequency).collect(), *scale))
-            }
-            Kind::Dynamic { .. } => None,
-        })
-    }
-
-    pub fn is_traditional(&self) -> bool {
-        self.traditional
-    }
-
     /// Whether a key depends on how long its sequence will be, and not on what stands before it alone.
     pub fn depends_on_length(&self) -> bool {
         matches!(self.kind, Kind::Dynamic { .. })
+    }
+
+    /// The same in numbers, for a pass on the CPU's cores.
+    pub fn rotation(&self) -> Result<Rotation, EngineError> {
+        let kind = match &self.kind {
+            Kind::Plain { base, scale } => {
+                let half = self.head_dim / 2;
+                let frequencies = (0..half).map(|index| (-f64::from(index) / f64::from(half) * f64::from(*base).ln()).exp() as f32);
+                RotationKind::Fixed { frequencies: frequencies.collect(), position_scale: *scale, scale: 1.0 }
+            }
+            Kind::Frequencies { frequencies, scale } => {
+                let frequencies = ffi::numbers(frequencies)?.iter().map(|frequency| 1.0 / frequency).collect();
+                RotationKind::Fixed { frequencies, position_scale: 1.0, scale: *scale }
+            }
+            Kind::Dynamic { base, factor, trained_tokens } => RotationKind::Dynamic {
+                head_dim: self.head_dim as usize,
+                base: *base,
+                factor: *factor,
+                trained_tokens: *trained_tokens,
+            },
+        };
+        Ok(Rotation { neighbours: self.traditional, kind })
     }
 
     /// Rotates (N, heads, 1, D) to the positions of `step`.

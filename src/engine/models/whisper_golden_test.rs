@@ -48,7 +48,7 @@ fn open(folder: &Path, edit: impl FnOnce(&mut Value)) -> Box<dyn Model> {
     let files = crate::model::locate(folder.to_str().unwrap()).unwrap();
     let mut config = files.config().clone();
     edit(&mut config);
-    let policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false };
+    let policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false, host: false };
     load(&config, Loader::open(files.weight_files(), &config, policy).unwrap()).unwrap()
 }
 
@@ -248,7 +248,7 @@ fn planted_faults_turn_the_gate_red() {
     // A tensor in a place that is not its own, or nothing in its place.
     let config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
     let faulty = |edit: &dyn Fn(&mut Loader)| {
-        let policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false };
+        let policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false, host: false };
         let mut loader = Loader::open(&[folder.join("model.safetensors")], &config, policy).unwrap();
         edit(&mut loader);
         load(&config, loader).unwrap()
@@ -356,8 +356,8 @@ fn halves_are_near() {
     let folder = root().join("fixtures/checkpoints/speech/whisper");
     let config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
     for (dtype, error_max) in [(None, 0.02), (Some(Dtype::Float32), ENCODED_ERROR_MAX)] {
-        let loader =
-            Loader::open(&[folder.join("model.safetensors")], &config, Policy { dtype, dequantize: true, merge: false }).unwrap();
+        let policy = Policy { dtype, dequantize: true, merge: false, host: false };
+        let loader = Loader::open(&[folder.join("model.safetensors")], &config, policy).unwrap();
         let model = load(&config, loader).unwrap();
         for heard in golden("whisper") {
             let encoded = encode(&*model, heard.window);

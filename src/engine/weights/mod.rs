@@ -3,6 +3,7 @@
 
 mod gguf;
 mod npz;
+mod pack;
 mod whisper;
 
 use std::{collections::BTreeMap, path::PathBuf};
@@ -12,6 +13,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::{
+    host::HostMatrix,
     models::{Embedding, LayerNorm, Linear, RmsNorm},
     reason,
 };
@@ -60,6 +62,8 @@ pub struct Policy {
     pub dequantize: bool,
     /// Products over the same input become one.
     pub merge: bool,
+    /// Weights of linear layers and embeddings are packed, as they are stored, for products on the CPU's cores in float32.
+    pub host: bool,
 }
 
 /// The tensors of a model, by Hugging Face name, taken one by one.
@@ -117,6 +121,11 @@ impl Loader {
     /// See [`Policy::merge`].
     pub fn merges(&self) -> bool {
         self.policy.merge
+    }
+
+    /// See [`Policy::host`].
+    pub fn on_host(&self) -> bool {
+        self.policy.host
     }
 
     /// Drops a tensor that the model does not need.
@@ -182,6 +191,7 @@ impl Loader {
             Matrix::Quantized { weight, scales, biases, group_size, bits } => {
                 Linear::Quantized { weight, scales, biases, group_size, bits, bias }
             }
+            Matrix::Host(matrix) => Linear::Host { matrix, bias },
         })
     }
 
@@ -192,12 +202,19 @@ impl Loader {
             Matrix::Quantized { weight, scales, biases, group_size, bits } => {
                 Embedding::Quantized { weight, scales, biases, group_size, bits }
             }
+            Matrix::Host(matrix) => Embedding::Host(matrix),
         })
     }
 
     fn matrix(&mut self, module: &str, rows: i32, columns: i32) -> Result<Matrix, WeightError> {
         let name = format!("{module}.weight");
         let Some(scales) = self.tensors.remove(&format!("{module}.scales")) else {
+            if self.policy.host {
+                let dtype = std::mem::take(&mut self.policy.dtype);
+                let dense = self.tensor(&name, &[rows, columns]);
+                self.policy.dtype = dtype;
+                return Ok(Matrix::Host(pack::dense(&dense?, rows, columns)?));
+            }
             return Ok(Matrix::Dense(self.tensor(&name, &[rows, columns])?));
         };
         let placeholder = || Ok(Matrix::Dense(ops::zeros::<f32>(&[rows, columns])?));
@@ -228,6 +245,9 @@ impl Loader {
                 scales.shape()
             ));
             return placeholder();
+        }
+        if self.policy.host {
+            return Ok(Matrix::Host(pack::quantized(&weight, &scales, &biases, group_size, bits)?));
         }
         if self.policy.dequantize {
             // Scales are widened first, so that the product is not rounded to half precision.
@@ -267,6 +287,7 @@ impl Loader {
 enum Matrix {
     Dense(Array),
     Quantized { weight: Array, scales: Array, biases: Array, group_size: i32, bits: i32 },
+    Host(HostMatrix),
 }
 
 impl Quantization {
@@ -322,7 +343,7 @@ mod tests {
 
     use super::*;
 
-    const F32: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false };
+    const F32: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false, host: false };
 
     fn checkpoint(name: &str) -> (PathBuf, Value) {
         mlx_rs::Device::set_default(&mlx_rs::Device::cpu());

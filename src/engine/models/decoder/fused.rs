@@ -9,6 +9,7 @@ use crate::engine::{
     EngineError,
     cache::{Cache, Step},
     cuda::{Geometry, Kernels, Places, Rotary},
+    host::RotationKind,
     models::{Linear, RmsNorm, Scratch, layers::Activation},
 };
 
@@ -35,20 +36,22 @@ impl Fused {
             kv_heads: own.kv_heads,
             head_dim: own.head_dim,
             dtype,
-            traditional: own.rope.is_traditional(),
+            traditional: own.rope.rotation()?.neighbours,
             normed: own.q_norm.is_some(),
         };
         let gelu = activation == Activation::GeluTanh;
         let Some(kernels) = Kernels::new(geometry, decoder.intermediate_size, gelu)? else { return Ok(None) };
         let mut rotaries = Vec::with_capacity(decoder.layers.len());
         for Layer { attention: own, mlp, .. } in &decoder.layers {
-            let Some((frequencies, factor)) = own.rope.inverse_frequencies()? else { return Ok(None) };
+            let rotation = own.rope.rotation()?;
+            let RotationKind::Fixed { frequencies, position_scale, scale } = rotation.kind else { return Ok(None) };
+            let frequencies: Vec<f32> = frequencies.iter().map(|frequency| frequency * position_scale).collect();
             if mlp.merged().is_none() || !matches!(own.qkv, Qkv::Merged(_)) {
                 return Ok(None);
             }
             let norms = own.q_norm.as_ref().zip(own.k_norm.as_ref());
             let norms = norms.map(|(q_norm, k_norm)| (&q_norm.weight, &k_norm.weight, q_norm.eps));
-            rotaries.push(Rotary::new(&frequencies, factor, own.scale, norms, dtype)?);
+            rotaries.push(Rotary::new(&frequencies, scale, own.scale, norms, dtype)?);
         }
         Ok(Some(Self { kernels, rotaries }))
     }
@@ -113,7 +116,7 @@ impl Fused {
         let own = &layer.attention;
         let normed = layer.input_norm.forward(x)?;
         // A ring that a chunk overwrites while its tokens still see it is the plain path's.
-        let leaves = |window| step.chunks().iter().any(|chunk| chunk.start + chunk.length > window);
+        let leaves = |window| step.places().chunks.iter().any(|chunk| chunk.start + chunk.length > window);
         let hidden = match &own.qkv {
             Qkv::Merged(qkv_proj) if !own.window.is_some_and(leaves) => {
                 let attended = self.kernels.attend(index, &qkv_proj.forward(&normed)?, rotary, cache, places)?;

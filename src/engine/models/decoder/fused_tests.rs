@@ -142,7 +142,7 @@ fn kernels_agree_with_the_plain_operations() {
         let folder = tempfile::tempdir().unwrap();
         checkpoint(folder.path(), &config);
         let open = |dtype: Dtype, merge: bool| {
-            let policy = Policy { dtype: Some(dtype), dequantize: false, merge };
+            let policy = Policy { dtype: Some(dtype), dequantize: false, merge, host: false };
             load(&config, Loader::open(&[folder.path().join("model.safetensors")], &config, policy).unwrap()).unwrap()
         };
         let reference = logits(&*open(Dtype::Float32, false), Dtype::Float32, 1600);

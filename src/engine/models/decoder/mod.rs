@@ -12,7 +12,8 @@ use fused::Fused;
 
 use super::{
     Embedding, Linear, Model, RmsNorm, Scratch,
-    layers::{self, Activation, GatedMlp, Output},
+    host_decoder::HostDecoder,
+    layers::{self, Activation, GateUp, GatedMlp, Output},
     rope::{Rope, RopeOptions},
 };
 use crate::engine::{
@@ -58,48 +59,48 @@ pub struct LayerOptions<'a> {
 }
 
 pub struct Decoder {
-    embed_tokens: Embedding,
+    pub(super) embed_tokens: Embedding,
     embedding_scale: Option<f32>,
-    layers: Vec<Layer>,
-    norm: RmsNorm,
-    output: Output,
+    pub(super) layers: Vec<Layer>,
+    pub(super) norm: RmsNorm,
+    pub(super) output: Output,
     hidden_size: i32,
-    intermediate_size: i32,
+    pub(super) intermediate_size: i32,
     vocab_size: i32,
     /// Where the device has kernels for this model.
     fused: Option<Fused>,
 }
 
-struct Layer {
-    input_norm: RmsNorm,
-    attention: Attention,
-    post_attention_norm: Option<RmsNorm>,
-    feedforward_norm: RmsNorm,
-    mlp: GatedMlp,
-    post_feedforward_norm: Option<RmsNorm>,
+pub(super) struct Layer {
+    pub(super) input_norm: RmsNorm,
+    pub(super) attention: Attention,
+    pub(super) post_attention_norm: Option<RmsNorm>,
+    pub(super) feedforward_norm: RmsNorm,
+    pub(super) mlp: GatedMlp,
+    pub(super) post_feedforward_norm: Option<RmsNorm>,
 }
 
-struct Attention {
-    qkv: Qkv,
-    o_proj: Linear,
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
-    rope: Rope,
-    heads: i32,
-    kv_heads: i32,
-    head_dim: i32,
-    scale: f32,
-    window: Option<i32>,
+pub(super) struct Attention {
+    pub(super) qkv: Qkv,
+    pub(super) o_proj: Linear,
+    pub(super) q_norm: Option<RmsNorm>,
+    pub(super) k_norm: Option<RmsNorm>,
+    pub(super) rope: Rope,
+    pub(super) heads: i32,
+    pub(super) kv_heads: i32,
+    pub(super) head_dim: i32,
+    pub(super) scale: f32,
+    pub(super) window: Option<i32>,
 }
 
 /// The products that give queries, keys and values: one where a device gains from fewer and wider ones.
-enum Qkv {
+pub(super) enum Qkv {
     Merged(Linear),
     Separate { q_proj: Linear, k_proj: Linear, v_proj: Linear },
 }
 
 impl Decoder {
-    pub fn load(options: DecoderOptions<'_>, mut loader: Loader) -> Result<Self, WeightError> {
+    pub fn load(options: DecoderOptions<'_>, mut loader: Loader) -> Result<Box<dyn Model>, WeightError> {
         let DecoderOptions { hidden_size: hidden, heads, kv_heads, head_dim, .. } = options;
         let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
         let norm = |loader: &mut Loader, module: &str, size: i32| -> Result<RmsNorm, WeightError> {
@@ -162,7 +163,7 @@ impl Decoder {
         let norm = norm(loader, "model.norm", hidden)?;
         let output = Output::load(loader, options.tied, hidden, options.vocab_size)?;
         loader.finish()?;
-        let merges = loader.merges();
+        let (merges, on_host) = (loader.merges(), loader.on_host());
         let mut decoder = Self {
             embed_tokens,
             embedding_scale: options.embedding_scale,
@@ -177,7 +178,20 @@ impl Decoder {
         if merges {
             decoder.fused = Fused::new(&decoder, options.activation).map_err(|error| WeightError::Mlx(error.to_string()))?;
         }
-        Ok(decoder)
+        if !on_host {
+            return Ok(Box::new(decoder));
+        }
+        Ok(match HostDecoder::new(decoder).map_err(|error| WeightError::Mlx(error.to_string()))? {
+            Ok(on_host) => Box::new(on_host),
+            Err(decoder) => decoder,
+        })
+    }
+
+    /// The reference rounds this factor to bfloat16, whatever the model computes in.
+    pub(super) fn embedding_scale(&self) -> Result<Option<f32>, EngineError> {
+        let Some(scale) = self.embedding_scale else { return Ok(None) };
+        let rounded = Array::from_f32(scale).as_dtype(Dtype::Bfloat16)?.as_dtype(Dtype::Float32)?;
+        Ok(ffi::numbers(&rounded)?.first().copied())
     }
 }
 
@@ -248,6 +262,20 @@ impl Model for Decoder {
 }
 
 impl Layer {
+    /// Whether every weight is packed for the CPU's cores.
+    pub(super) fn on_host(&self) -> bool {
+        let packed = |linears: &[&Linear]| linears.iter().all(|linear| matches!(linear, Linear::Host { .. }));
+        let qkv = match &self.attention.qkv {
+            Qkv::Merged(linear) => packed(&[linear]),
+            Qkv::Separate { q_proj, k_proj, v_proj } => packed(&[q_proj, k_proj, v_proj]),
+        };
+        let gate_up = match &self.mlp.gate_up {
+            GateUp::Merged { gate_up_proj, .. } => packed(&[gate_up_proj]),
+            GateUp::Separate { gate_proj, up_proj } => packed(&[gate_proj, up_proj]),
+        };
+        qkv && gate_up && packed(&[&self.attention.o_proj, &self.mlp.down_proj])
+    }
+
     fn forward(&self, x: &Array, index: usize, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
         let attended = self.attention.forward(&self.input_norm.forward(x)?, index, step, cache)?;
         let hidden = add_normed(x, attended, self.post_attention_norm.as_ref())?;
