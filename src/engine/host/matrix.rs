@@ -71,6 +71,9 @@ const TASK_PRODUCTS_MIN: usize = 1 << 17;
 /// Tasks a thread, so that one that is held up does not hold up the others.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Numbers of rows that are multiplied by one panel after the other: 512 KiB, which the second-level cache keeps.
+const ROWS_NUMBERS_MAX: usize = 1 << 17;
+
 impl HostMatrix {
     /// Packs a weight. Its numbers must be as many as the shape says, and its groups whole.
     pub fn new(stored: Stored<'_>, outputs: usize, inputs: usize) -> Self {
@@ -151,19 +154,26 @@ impl<'a> Task<'a> {
     }
 
     fn compute(mut self, arch: Arch, x: &Packed, bias: Option<&[f32]>, write: Write) {
+        let blocks: Vec<(usize, &[f32])> = x.blocks().collect();
+        let rows_max = blocks.first().map_or(1, |(rows, _)| *rows).max(1);
+        let group = (ROWS_NUMBERS_MAX / (rows_max * x.inputs().max(1))).max(1);
         SCRATCH.with_borrow_mut(|scratch| {
-            scratch.reserve(x.rows());
-            let mut at = 0;
-            for &(part, panel) in self.panels {
-                part.multiply(arch, panel, x, scratch);
-                let width = part.width(panel);
-                let first = part.first_output + panel * PANEL;
-                let bias = bias.map(|bias| &bias[first..first + width]);
-                for (row, sums) in self.rows.iter_mut().zip(&scratch.sums) {
-                    let y = &mut row[at..at + width];
-                    write_sums(y, &sums.0, bias, write);
+            let mut first_row = 0;
+            for blocks in blocks.chunks(group) {
+                let rows = blocks.iter().map(|(rows, _)| rows).sum();
+                scratch.reserve(rows);
+                let mut at = 0;
+                for &(part, panel) in self.panels {
+                    part.multiply(arch, panel, blocks, scratch);
+                    let width = part.width(panel);
+                    let first = part.first_output + panel * PANEL;
+                    let bias = bias.map(|bias| &bias[first..first + width]);
+                    for (row, sums) in self.rows[first_row..].iter_mut().zip(&scratch.sums) {
+                        write_sums(&mut row[at..at + width], &sums.0, bias, write);
+                    }
+                    at += width;
                 }
-                at += width;
+                first_row += rows;
             }
         });
     }
@@ -252,7 +262,7 @@ impl Part {
         (self.outputs - panel * PANEL).min(PANEL)
     }
 
-    fn multiply(&self, arch: Arch, panel: usize, x: &Packed, scratch: &mut Scratch) {
+    fn multiply(&self, arch: Arch, panel: usize, x: &[(usize, &[f32])], scratch: &mut Scratch) {
         let panel = self.panel(panel);
         match self.kind {
             Kind::Bits2 => panel::multiply::<Bits<2>>(arch, panel, x, scratch),

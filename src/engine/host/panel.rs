@@ -5,10 +5,7 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::{
-    pack::Packed,
-    simd::{Line, PANEL, pair, pair_of_words, set_pair},
-};
+use super::simd::{Line, PANEL, pair, pair_of_words, set_pair};
 
 /// How numbers are packed in 32-bit words.
 pub trait Code: Copy + Send + Sync {
@@ -145,11 +142,11 @@ impl Scratch {
     }
 }
 
-/// The products of all rows with one panel, into `scratch.sums`.
-pub fn multiply<C: Code>(arch: Arch, panel: Panel<'_>, x: &Packed, scratch: &mut Scratch) {
+/// The products of the rows of `x`, blocks as of [`Packed::blocks`](super::Packed::blocks), with one panel, into `scratch.sums`.
+pub fn multiply<C: Code>(arch: Arch, panel: Panel<'_>, x: &[(usize, &[f32])], scratch: &mut Scratch) {
     let Scratch { block, sums } = scratch;
     if sums.len() <= FUSED_ROWS_MAX {
-        let x = x.blocks().next().map_or(&[][..], |(_, numbers)| numbers);
+        let x = x.first().map_or(&[][..], |(_, numbers)| numbers);
         match sums.len() {
             0 => {}
             1 => fused::<C, 1>(arch, panel, x, sums),
@@ -169,7 +166,7 @@ pub fn multiply<C: Code>(arch: Arch, panel: Panel<'_>, x: &Packed, scratch: &mut
         let block = &mut block[..count];
         arch.dispatch(Unpack::<C> { panel: panel.part::<C>(first, count), block, code: std::marker::PhantomData });
         let mut left = &mut sums[..];
-        for (rows, numbers) in x.blocks() {
+        for &(rows, numbers) in x {
             let (own, rest) = left.split_at_mut(rows);
             left = rest;
             multiply_block(arch, block, &numbers[first * rows..(first + count) * rows], own);
