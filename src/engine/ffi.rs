@@ -188,8 +188,8 @@ impl CudaKernel {
     pub fn apply(&self, inputs: &[&Array], outputs: &[(&[i32], Dtype)], launch: Launch) -> Result<Vec<Array>, EngineError> {
         let stream = Stream::thread_local_or_default();
         let Launch { blocks: [x, y, z], threads } = launch;
-        // SAFETY: handles are made and freed here but for the kernel's, which lives as long as `self`; shapes outlive the calls that
-        // copy them; a result handle is only taken over where the call succeeded.
+        // SAFETY: handles are made and freed here but for the kernel's, which lives as long as `self`; shapes outlive the calls
+        // that copy them; a result handle is only taken over where the call succeeded.
         unsafe {
             let config = mlx_sys::mlx_fast_cuda_kernel_config_new();
             for (shape, dtype) in outputs {
@@ -228,10 +228,11 @@ impl Drop for CudaKernel {
     }
 }
 
-/// Tells MLX's CUDA backend how many plans and graphs to keep, where the environment does not: it stops with an error once a run has
-/// used more shapes than that. Read by MLX when it first computes.
+/// Tells MLX's CUDA backend how many plans and graphs to keep, where the environment does not: it stops with an error once a run
+/// has used more shapes than that. Read by MLX when it first computes.
 ///
 /// Must be called before any thread is started.
+#[expect(clippy::disallowed_methods, reason = "MLX has no other way to be told, and the user's own settings stay")]
 pub fn prepare_environment() {
     for (name, value) in [("MLX_CUDA_SDPA_CACHE_SIZE", "8192"), ("MLX_CUDA_GRAPH_CACHE_SIZE", "8192")] {
         if std::env::var_os(name).is_none() {

@@ -3,7 +3,6 @@
 use std::{
     cell::Cell,
     collections::{HashMap, VecDeque},
-    fs,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -15,6 +14,7 @@ use serde_json::Value;
 use super::{
     Engine, EngineError, PrefillDefaults, SpeechScore, WeightError,
     cache::{Cache, Chunk, Step},
+    device::{self, WeightForm},
     ffi, host,
     models::{self, Model},
     price, reason,
@@ -30,22 +30,6 @@ use crate::{
 /// MLX's own cache of freed buffers is emptied every so many steps, so that a long run does not hold on to shapes it has left.
 const CLEAR_CACHE_STEPS: u64 = 1024;
 
-/// Where passes are padded, more rows of logits than this come in multiples of it.
-const OUTPUTS_STEP: i32 = 16;
-
-/// Tokens that bring a pass to one of few sizes: on CUDA every new size of an array is memory to be allocated, which stops the device,
-/// and every new shape of a product an algorithm to be chosen.
-fn padding(chunk_tokens: i32, rows: i32) -> i32 {
-    let tokens = chunk_tokens + rows;
-    let step = match (chunk_tokens, tokens) {
-        (0, ..=16) => 1,
-        (0, _) => 16,
-        (_, ..=256) => 32,
-        _ => 256,
-    };
-    (tokens + step - 1) / step * step - tokens
-}
-
 /// Which device and number format a model runs with.
 #[derive(Debug, Clone, Copy)]
 pub struct MlxOptions {
@@ -56,39 +40,6 @@ pub struct MlxOptions {
     pub weights: WeightForm,
     /// Rows that are computed together at most.
     pub rows: u32,
-}
-
-/// What quantized weights are computed with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WeightForm {
-    /// What is faster for so many rows on the device, where it fits.
-    Auto,
-    Stored,
-    Dense,
-}
-
-/// Rows from which on CUDA computes faster with dense weights than with quantized ones; measured in docs/benchmarks.md.
-const DENSE_ROWS_MIN: u32 = 16;
-
-/// Dense weights take a third of a device's memory at most; a byte of quantized ones becomes four.
-fn dense_fits(files: &[PathBuf]) -> bool {
-    let stored: u64 = files.iter().filter_map(|file| fs::metadata(file).ok()).map(|metadata| metadata.len()).sum();
-    stored.saturating_mul(4) <= device_memory(job::Device::Gpu).1 / 3
-}
-
-/// Whether a job's device is the GPU here, and the bytes a run may take on it: nine tenths of a GPU's memory, or seven tenths of
-/// what the system can give without swapping.
-pub fn device_memory(device: job::Device) -> (bool, u64) {
-    if device != job::Device::Cpu && ffi::gpu_available() {
-        let total = ffi::gpu_memory_bytes().or_else(|| memory::memory_limit().ok().map(|bytes| bytes as u64));
-        return (true, total.unwrap_or(0) / 10 * 9);
-    }
-    // What Linux says can be taken; elsewhere MLX's own limit.
-    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kibibytes| kibibytes * 1024)
-    });
-    (false, available.unwrap_or_else(|| memory::memory_limit().unwrap_or(0) as u64) / 10 * 7)
 }
 
 pub struct MlxEngine {
@@ -147,7 +98,7 @@ impl MlxEngine {
             job::Dtype::Auto => Some(Dtype::Float32),
         };
         let dense = match options.weights {
-            WeightForm::Auto => ffi::cuda_available() && options.rows >= DENSE_ROWS_MIN && dense_fits(files),
+            WeightForm::Auto => device::prefers_dense(files, options.rows),
             form => form == WeightForm::Dense,
         };
         // The CPU's cores take a decoder's weights as they are stored, and compute in float32.
@@ -215,7 +166,7 @@ impl MlxEngine {
 
     /// Bytes that the cache and the scratch of a step may take: what the device has less what it holds now, less a margin.
     pub fn kv_bytes_auto(&self) -> u64 {
-        let (_, bytes) = device_memory(if self.on_gpu { job::Device::Gpu } else { job::Device::Cpu });
+        let (_, bytes) = device::device_memory(if self.on_gpu { job::Device::Gpu } else { job::Device::Cpu });
         let held = memory::active_memory().unwrap_or(0) as u64;
         // On the CPU what the weights take is no longer among what is free.
         if self.on_gpu { bytes.saturating_sub(held) } else { bytes }
@@ -291,7 +242,7 @@ impl MlxEngine {
         let mut rows = plan.decode.clone();
         rows.sort_unstable_by_key(|row| row.slot);
         let places: Vec<(u32, u32)> = rows.iter().map(|row| (row.slot, row.position)).collect();
-        let padding = if self.model.pads() { padding(chunk_tokens, rows.len() as i32) } else { 0 };
+        let padding = if self.model.pads() { device::padding(chunk_tokens, rows.len() as i32) } else { 0 };
         let step = Step::padded(chunks, padding, &places);
         let row_slots: Vec<i32> = rows.iter().map(|row| row.slot as i32).collect();
         let mut tokens = Vec::with_capacity(2);
@@ -318,8 +269,8 @@ impl MlxEngine {
         let mut chosen = None;
         if !outputs.is_empty() {
             let count = outputs.len() as i32;
-            if self.model.pads() && count > OUTPUTS_STEP {
-                outputs.resize(outputs.len().next_multiple_of(OUTPUTS_STEP as usize), 0);
+            if self.model.pads() && count > device::OUTPUTS_STEP {
+                outputs.resize(outputs.len().next_multiple_of(device::OUTPUTS_STEP as usize), 0);
             }
             let mut logits = self.model.logits(&self.rows_of(&hidden, &outputs)?)?;
             if logits.dim(0) > count {

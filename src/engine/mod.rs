@@ -2,6 +2,7 @@
 
 mod cache;
 mod cuda;
+mod device;
 pub mod fake;
 mod ffi;
 mod host;
@@ -13,8 +14,9 @@ mod sample;
 mod speech;
 mod weights;
 
+pub use device::{WeightForm, device_memory};
 pub use ffi::{mlx_version, prepare_environment};
-pub use mlx::{MlxEngine, MlxOptions, WeightForm, device_memory};
+pub use mlx::{MlxEngine, MlxOptions};
 pub use weights::WeightError;
 
 use thiserror::Error;

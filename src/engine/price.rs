@@ -17,7 +17,8 @@ pub fn windows_at_once(on_gpu: bool) -> usize {
 pub fn of(model: &dyn Model, dtype: Dtype, on_gpu: bool, greedy: bool) -> Price {
     let bytes = if dtype == Dtype::Float32 { 4 } else { 2 };
     let scratch = model.scratch(bytes);
-    // A row's logits, twice where one step is computed behind another; of a sampled row their float32 copy and its cumulative sums too.
+    // A row's logits, twice where one step is computed behind another; of a sampled row their float32 copy and its cumulative
+    // sums too.
     let logit_bytes = match (greedy, on_gpu) {
         (true, true) => 2 * bytes,
         (true, false) => bytes,

@@ -298,9 +298,9 @@ impl Source {
     }
 }
 
-/// Rows of like length beside each other: slots of the cache are as long as the longest row's. The longest come first, so that a run
-/// does not end with a few of them alone; every other stretch runs the other way, so that neighbours across two stretches are alike
-/// too.
+/// Rows of like length beside each other: slots of the cache are as long as the longest row's. The longest come first, so that a
+/// run does not end with a few of them alone; every other stretch runs the other way, so that neighbours across two stretches are
+/// alike too.
 pub fn by_length<T>(rows: &mut [T], stretch: u64, length: impl Fn(&T) -> u32) {
     if stretch.is_multiple_of(2) {
         rows.sort_by_key(|row| Reverse(length(row)));

@@ -1,9 +1,9 @@
-//! Kernels of our own for CUDA, where MLX's operations leave most of a decode step's time unused: attention over rows of different
-//! lengths without a mask, with the rope and the write into the cache in the same kernel, and a gated feed-forward's middle. Measured
-//! in docs/benchmarks.md; the plain operations stay as the reference (`MlxOptions::kernels`).
+//! Kernels of our own for CUDA, where MLX's operations leave most of a decode step's time unused: attention over rows of
+//! different lengths without a mask, with the rope and the write into the cache in the same kernel, and a gated feed-forward's
+//! middle. Measured in docs/benchmarks.md; the plain operations stay as the reference (`MlxOptions::plain`).
 //!
-//! **Writing in place.** MLX's arrays do not change once computed, and its custom kernels have no output that is also an input. These
-//! kernels write into the cache's buffers, which they are given as inputs. That is sound because
+//! **Writing in place.** MLX's arrays do not change once computed, and its custom kernels have no output that is also an
+//! input. These kernels write into the cache's buffers, which they are given as inputs. That is sound because
 //! - one stream computes everything, and whatever reads a position of a slot was either launched by a later step than what wrote it
 //!   (steps are evaluated one by one, in order) or takes an output of the kernel that wrote it;
 //! - a slot changes hands only when every step that computes its former row has been collected;

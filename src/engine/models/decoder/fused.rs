@@ -13,8 +13,8 @@ use crate::engine::{
     models::{Linear, RmsNorm, Scratch, layers::Activation},
 };
 
-/// Tokens of a pass from which on its layers are handed to the device one by one, and the host waits before it is too far ahead: what
-/// a layer computes is held until the device is through with it, and for prompts that is much.
+/// Tokens of a pass from which on its layers are handed to the device one by one, and the host waits before it is too far ahead:
+/// what a layer computes is held until the device is through with it, and for prompts that is much.
 const AHEAD_TOKENS: i32 = 512;
 /// Layers that the host may be ahead then.
 const AHEAD_LAYERS: usize = 2;

@@ -1,6 +1,6 @@
 //! The kernels against the plain operations, on a GPU of NVIDIA's: both in bfloat16, judged by the plain ones in float32.
 
-use std::{collections::HashMap, path::Path};
+use std::{cell::Cell, collections::HashMap, path::Path};
 
 use mlx_rs::{Array, Dtype, random, transforms};
 use serde_json::{Value, json};
@@ -18,14 +18,18 @@ fn checkpoint(folder: &Path, config: &Value) {
     let (hidden, intermediate, vocabulary) = (size("hidden_size"), size("intermediate_size"), size("vocab_size"));
     let (queries, keys) = (size("num_attention_heads") * size("head_dim"), size("num_key_value_heads") * size("head_dim"));
     let family = config["model_type"].as_str().unwrap();
-    random::seed(7).unwrap();
+    let drawn = Cell::new(0);
+    let key = || {
+        drawn.set(drawn.get() + 1);
+        random::key(drawn.get()).unwrap()
+    };
     let matrix = |rows: i32, columns: i32| {
         let scale = Array::from_f32(1.5 / (columns as f32).sqrt());
-        let numbers = random::normal::<f32>(&[rows, columns], None, None, None).unwrap();
+        let numbers = random::normal::<f32>(&[rows, columns], None, None, &key()).unwrap();
         numbers.multiply(scale).unwrap().as_dtype(Dtype::Bfloat16).unwrap()
     };
     let vector = |length: i32| {
-        let numbers = random::uniform::<_, f32>(0.5, 1.5, &[length], None).unwrap();
+        let numbers = random::uniform::<_, f32>(0.5, 1.5, &[length], &key()).unwrap();
         let stored = if family == "gemma3_text" { numbers.subtract(Array::from_f32(1.0)).unwrap() } else { numbers };
         stored.as_dtype(Dtype::Bfloat16).unwrap()
     };
