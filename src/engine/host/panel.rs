@@ -206,6 +206,19 @@ fn tile<const ROWS: usize>(arch: Arch, block: &[Line<f32>], x: &[f32], sums: &mu
     }
 }
 
+/// `$body` for each row below `$rows`, written out: sums stay in registers only where no loop is left to index them.
+macro_rules! each_row {
+    ($rows:ident, $row:ident, $body:block) => {
+        each_row!(@ $rows, $row, $body, 0 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    (@ $rows:ident, $row:ident, $body:block, $($index:literal)*) => {
+        $(if $rows > $index {
+            const $row: usize = $index;
+            $body
+        })*
+    };
+}
+
 struct Fused<'a, C, const ROWS: usize> {
     panel: Panel<'a>,
     /// (inputs, rows)
@@ -225,15 +238,14 @@ impl<C: Code, const ROWS: usize> WithSimd for Fused<'_, C, ROWS> {
                 let (scale, bias) = (pair::<S>(scale, at), pair::<S>(bias, at));
                 for (words, x) in words.iter().zip(x.chunks_exact(C::PER_WORD)) {
                     let words = pair_of_words::<S>(words, at);
-                    for (index, x) in x.iter().enumerate() {
+                    // Counted by a constant, so that it is unrolled and shifts are too.
+                    for index in 0..C::PER_WORD {
                         let weights = weights::<S, C>(simd, words, index, scale, bias);
-                        add_products(simd, &mut sums, x, weights);
+                        add_products(simd, &mut sums, &x[index], weights);
                     }
                 }
             }
-            for (line, sums) in self.sums.iter_mut().zip(sums) {
-                set_pair::<S>(line, at, sums);
-            }
+            each_row!(ROWS, ROW, { set_pair::<S>(&mut self.sums[ROW], at, sums[ROW]) });
         }
     }
 }
@@ -250,26 +262,22 @@ impl<const ROWS: usize> WithSimd for Tile<'_, ROWS> {
     fn with_simd<S: Simd>(self, simd: S) {
         for at in 0..PANEL / (2 * S::F32_LANES) {
             let mut sums = [[simd.splat_f32s(0.0); 2]; ROWS];
-            for (sums, line) in sums.iter_mut().zip(self.sums.iter()) {
-                *sums = pair::<S>(line, at);
-            }
+            each_row!(ROWS, ROW, { sums[ROW] = pair::<S>(&self.sums[ROW], at) });
             for (weights, x) in self.block.iter().zip(self.x) {
                 add_products(simd, &mut sums, x, pair::<S>(weights, at));
             }
-            for (line, sums) in self.sums.iter_mut().zip(sums) {
-                set_pair::<S>(line, at, sums);
-            }
+            each_row!(ROWS, ROW, { set_pair::<S>(&mut self.sums[ROW], at, sums[ROW]) });
         }
     }
 }
 
 #[inline(always)]
 fn add_products<S: Simd, const ROWS: usize>(simd: S, sums: &mut [[S::f32s; 2]; ROWS], x: &[f32; ROWS], weights: [S::f32s; 2]) {
-    for row in 0..ROWS {
-        let x = simd.splat_f32s(x[row]);
-        sums[row][0] = simd.mul_add_f32s(x, weights[0], sums[row][0]);
-        sums[row][1] = simd.mul_add_f32s(x, weights[1], sums[row][1]);
-    }
+    each_row!(ROWS, ROW, {
+        let x = simd.splat_f32s(x[ROW]);
+        sums[ROW][0] = simd.mul_add_f32s(x, weights[0], sums[ROW][0]);
+        sums[ROW][1] = simd.mul_add_f32s(x, weights[1], sums[ROW][1]);
+    });
 }
 
 struct Unpack<'a, C> {
@@ -288,8 +296,8 @@ impl<C: Code> WithSimd for Unpack<'_, C> {
                 let (scale, bias) = (pair::<S>(scale, at), pair::<S>(bias, at));
                 for (words, lines) in words.iter().zip(block.chunks_exact_mut(C::PER_WORD)) {
                     let words = pair_of_words::<S>(words, at);
-                    for (index, line) in lines.iter_mut().enumerate() {
-                        set_pair::<S>(line, at, weights::<S, C>(simd, words, index, scale, bias));
+                    for index in 0..C::PER_WORD {
+                        set_pair::<S>(&mut lines[index], at, weights::<S, C>(simd, words, index, scale, bias));
                     }
                 }
             }
