@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 # Tests run side by side: threads of OpenBLAS that wait for each other spin, and make each other ten times slower.
 test test-models: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo demo-audio build test test-models goldens bench bench-speech fmt lint clean help setup release model oracle fixtures smollm2 whisper
+.PHONY: demo demo-audio build test test-models goldens bench bench-speech bench-gpu fmt lint clean help setup release model oracle fixtures smollm2 whisper
 
 demo: release model ## build, fetch SmolLM2 (98 MB), run jobs/quickstart.toml
 	target/release/mlxbatch run jobs/quickstart.toml
@@ -55,6 +55,12 @@ bench-speech: release oracle whisper ## decoding against ffmpeg, Whisper against
 	@fixtures/fetch_speech.sh
 	@[ -d $(CURDIR)/.oracle/peers ] || python3 -m pip install -q --disable-pip-version-check --only-binary=:all: --target $(CURDIR)/.oracle/peers faster-whisper==1.2.1
 	$(PYTHON) tests/bench_speech.py target/release/mlxbatch $(MODELS) $(CURDIR)/.oracle/peers
+
+bench-gpu: release ## pack into .gpu/ what a GPU machine needs to measure mlxbatch beside mlx-lm and transformers
+	@tests/gpu/stage.sh target/release/mlxbatch .mlx/mlx/lib .gpu
+	@echo "Copy .gpu/ to a machine with an NVIDIA GPU, a CUDA 13 driver and a Python 3.12 with numpy, torch and transformers; there"
+	@echo "    bash .gpu/b/run.sh              measures all, in some ten minutes, and prints a table; run.sh tells of its options"
+	@echo "Where files travel in pieces, take .gpu/a first and call .gpu/a/run.sh, which keeps it; then .gpu/b."
 
 fmt: ## format the sources
 	cargo fmt

@@ -1,7 +1,11 @@
 //! The command line as typed.
 
+mod bench;
+
 use std::io::{self, Write};
 use std::path::PathBuf;
+
+pub use bench::{Bench, Device, Dtype, KvBudget, Order, Span, Weights, WorkloadName};
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
@@ -25,6 +29,7 @@ pub enum Command {
     Convert(Convert),
     Summary(Summary),
     Show(Show),
+    Bench(Box<Bench>),
     Completions(Completions),
     /// Print the manual page
     #[command(after_help = "Example:\n  mlxbatch man > ~/.local/share/man/man1/mlxbatch.1")]
@@ -196,6 +201,7 @@ Examples:
   mlxbatch run job.toml --set generation.max_tokens=64 --set batching.rows=8
   mlxbatch summary out/quickstart                      how it went
   mlxbatch inspect mlx-community/Qwen3-0.6B-4bit       what a model is
+  mlxbatch bench models/model.gguf --rows 1,8,32       how fast it is here
   mlxbatch convert faster-whisper-base whisper-base    CTranslate2's weights into ones that can be run
 
 Exit status:
@@ -350,6 +356,10 @@ mod tests {
         let columns = vec!["id".to_owned(), "wer".to_owned()];
         let show = Show { folder: "out".into(), columns, limit: Some(3), json: true };
         assert_eq!(parse("mlxbatch show out --columns id,wer --limit 3 --json").unwrap(), Command::Show(show));
+        let Command::Bench(bench) = parse("mlxbatch bench m --workload c --rows 1,64 --new-tokens 4").unwrap() else {
+            panic!("bench")
+        };
+        assert_eq!((bench.workload, bench.rows.as_slice(), bench.new_tokens), (WorkloadName::C, [1, 64].as_slice(), Some(4)));
         let completions = Completions { shell: clap_complete::Shell::Zsh };
         assert_eq!(parse("mlxbatch completions zsh").unwrap(), Command::Completions(completions));
         assert_eq!(parse("mlxbatch man").unwrap(), Command::Man);
@@ -368,6 +378,18 @@ mod tests {
             "mlxbatch run a.toml --colour",
             "mlxbatch check a.toml --fresh",
             "mlxbatch completions sh",
+            "mlxbatch bench",
+            "mlxbatch bench m --rows 0",
+            "mlxbatch bench m --rows 1,,2",
+            "mlxbatch bench m --workload e",
+            "mlxbatch bench m --prompt-tokens 9..3",
+            "mlxbatch bench m --prompt-tokens 0..3",
+            "mlxbatch bench m --prompt-tokens 12",
+            "mlxbatch bench m --kv-budget 12",
+            "mlxbatch bench m --kv-budget 0GiB",
+            "mlxbatch bench m --repeat 0",
+            "mlxbatch bench m --load w.json --seed 3",
+            "mlxbatch bench m --load w.json --workload a",
         ];
         for line in lines {
             assert_eq!(parse(line).expect_err(line).exit_code(), 2, "{line}");

@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use mlxbatch::{args::Args, run};
+use mlxbatch::{args::Args, engine, run};
 
 fn main() -> ExitCode {
+    engine::prepare_environment();
     run::command(&Args::parse()).into()
 }

@@ -1,6 +1,8 @@
-"""What `mlxbatch` costs without a model: a manifest of a million rows through the fake engine, then a resume that finds all done.
+"""What `mlxbatch` costs without a model: more and more rows through the fake engine, then a resume that finds all done.
 
-python tests/bench_rows.py MLXBATCH [--rows 1000000] [--max-tokens 4]
+python tests/bench_rows.py MLXBATCH [--rows 20000,200000,2000000] [--max-tokens 4] [--head 0]
+
+`--head` puts so many characters before every prompt that all rows share; the fake engine's tokens are bytes.
 """
 
 import argparse
@@ -24,17 +26,12 @@ def run(binary, *arguments):
     return wall, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("mlxbatch", type=Path)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--max-tokens", type=int, default=4)
-    args = parser.parse_args()
-    binary = args.mlxbatch.resolve()
-
-    OUT.mkdir(parents=True, exist_ok=True)
+def measure(binary, rows, max_tokens, head):
+    """A run, then a resume: seconds and memory of each."""
     with open(OUT / "rows.jsonl", "w") as manifest:
-        manifest.writelines(f'{{"id": "row-{i:07}", "prompt": "Say something about the number {i}."}}\n' for i in range(args.rows))
+        manifest.writelines(
+            f'{{"id": "row-{i:07}", "prompt": "{head}Say something about the number {i}."}}\n' for i in range(rows)
+        )
     job = OUT / "rows.toml"
     job.write_text(
         f"""[job]
@@ -49,7 +46,7 @@ path = "fake"
 manifest = ["rows.jsonl"]
 
 [generation]
-max_tokens = {args.max_tokens}
+max_tokens = {max_tokens}
 
 [batching]
 rows = 256
@@ -59,12 +56,28 @@ rows_per_part = 100000
 """
     )
     shutil.rmtree(OUT / "rows", ignore_errors=True)
-    wall, memory = run(binary, "run", job, "--progress", "none")
+    first = run(binary, "run", job, "--progress", "none")
     if not (OUT / "rows" / "_SUCCESS").exists():
         sys.exit(f"{OUT / 'rows'} has no _SUCCESS")
-    print(f"{args.rows} rows through the fake engine: {wall:.1f} s, {args.rows / wall:,.0f} rows/s, peak memory {memory:.0f} MB")
-    wall, memory = run(binary, "run", job, "--progress", "none")
-    print(f"resume that finds all done: {wall:.2f} s, peak memory {memory:.0f} MB")
+    return first, run(binary, "run", job, "--progress", "none")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mlxbatch", type=Path)
+    parser.add_argument("--rows", default="20000,200000,2000000")
+    parser.add_argument("--max-tokens", type=int, default=4)
+    parser.add_argument("--head", type=int, default=0)
+    args = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    head = ("Answer in one word, and in the language of the question. " * (args.head // 50 + 1))[: args.head]
+    print("| rows | run, s | rows/s | peak memory, MB | resume, s | peak memory, MB |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    for rows in map(int, args.rows.split(",")):
+        (wall, memory), (again, memory_again) = measure(args.mlxbatch.resolve(), rows, args.max_tokens, head)
+        print(f"| {rows:,} | {wall:.2f} | {rows / wall:,.0f} | {memory:.0f} | {again:.2f} | {memory_again:.0f} |", flush=True)
+    shutil.rmtree(OUT / "rows", ignore_errors=True)
+    (OUT / "rows.jsonl").unlink()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,12 @@
 
 mod cross;
 
-use mlx_rs::{Array, Dtype, fast, ops};
+use std::{
+    cell::{Cell, OnceCell},
+    time::{Duration, Instant},
+};
+
+use mlx_rs::{Array, Dtype, fast, ops, transforms};
 
 pub use cross::CrossLayout;
 
@@ -26,9 +31,13 @@ pub struct LayerLayout {
 /// Where the tokens of one forward pass stand: those of prompt chunks first, chunk after chunk, then one of each decoding row.
 pub struct Step {
     places: Places,
-    decode: Option<DecodeRows>,
-    /// (N) int32: the position of each token.
-    positions: Array,
+    /// Tokens between prompts and decoding rows that nobody looks at.
+    padding: i32,
+    /// Made when it is first needed, as are the positions: kernels of our own do without.
+    decode: OnceCell<DecodeRows>,
+    positions: OnceCell<Array>,
+    /// Time that building the pass spent waiting for the device.
+    waited: Cell<Duration>,
 }
 
 /// A step in plain numbers.
@@ -60,21 +69,51 @@ pub struct Chunk {
 impl Step {
     /// `rows` are (slot, position) of the decoding rows, in ascending order of slots.
     pub fn new(chunks: Vec<Chunk>, rows: &[(u32, u32)]) -> Self {
-        let mut positions = Vec::new();
-        let mut reaches = Vec::new();
-        for chunk in &chunks {
-            positions.extend(chunk.start..chunk.start + chunk.length);
-            reaches.extend(std::iter::repeat_n(chunk.prompt_tokens, chunk.length as usize));
-        }
-        positions.extend(rows.iter().map(|row| row.1 as i32));
-        reaches.extend(rows.iter().map(|row| row.1 as i32 + 1));
-        let positions = Array::from_slice(&positions, &[positions.len() as i32]);
-        let decode = (!rows.is_empty()).then(|| DecodeRows::new(rows));
-        Self { places: Places { chunks, rows: rows.to_vec(), reaches }, decode, positions }
+        Self::padded(chunks, 0, rows)
     }
 
+    /// With `padding` tokens of no sequence between the prompts' and the decoding rows'.
+    pub fn padded(chunks: Vec<Chunk>, padding: i32, rows: &[(u32, u32)]) -> Self {
+        let mut reaches = Vec::new();
+        for chunk in &chunks {
+            reaches.extend(std::iter::repeat_n(chunk.prompt_tokens, chunk.length as usize));
+        }
+        reaches.extend(std::iter::repeat_n(1, padding as usize));
+        reaches.extend(rows.iter().map(|row| row.1 as i32 + 1));
+        let (decode, positions, waited) = (OnceCell::new(), OnceCell::new(), Cell::default());
+        Self { places: Places { chunks, rows: rows.to_vec(), reaches }, padding, decode, positions, waited }
+    }
+
+    pub fn padding(&self) -> i32 {
+        self.padding
+    }
+
+    /// Waits for an array, and counts the time.
+    pub fn wait_for(&self, array: &Array) -> Result<(), EngineError> {
+        let since = Instant::now();
+        array.eval()?;
+        self.waited.set(self.waited.get() + since.elapsed());
+        Ok(())
+    }
+
+    pub fn waited(&self) -> Duration {
+        self.waited.get()
+    }
+
+    /// (N) int32: the position of each token.
     pub fn positions(&self) -> &Array {
-        &self.positions
+        self.positions.get_or_init(|| {
+            let Places { chunks, rows, .. } = &self.places;
+            let of_chunks = chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.length);
+            let of_padding = std::iter::repeat_n(0, self.padding as usize);
+            let positions: Vec<i32> = of_chunks.chain(of_padding).chain(rows.iter().map(|row| row.1 as i32)).collect();
+            Array::from_slice(&positions, &[positions.len() as i32])
+        })
+    }
+
+    fn decode(&self) -> Option<&DecodeRows> {
+        let rows = &self.places.rows;
+        (!rows.is_empty()).then(|| self.decode.get_or_init(|| DecodeRows::new(rows)))
     }
 
     pub fn reaches(&self) -> &[i32] {
@@ -154,6 +193,8 @@ pub struct Cache {
     slot_tokens: i32,
     /// Decoding reads keys in multiples of this many tokens.
     key_step: i32,
+    /// See [`Cache::counters`].
+    counters: Array,
     /// Masks of the decode step under way, by key length: layers of one kind share one.
     masks: Vec<(i32, Array)>,
     /// Of a model with an encoder.
@@ -185,11 +226,28 @@ impl Cache {
                 Ok(Layer { keys: ops::zeros_dtype(&shape, dtype)?, values: ops::zeros_dtype(&shape, dtype)? })
             })
             .collect::<Result<_, EngineError>>()?;
-        Ok(Self { layouts, layers, dtype, slots: 0, slot_tokens: 0, key_step, masks: Vec::new(), cross: None })
+        let counters = ops::zeros::<i32>(&[0])?;
+        Ok(Self { layouts, layers, dtype, slots: 0, slot_tokens: 0, key_step, counters, masks: Vec::new(), cross: None })
+    }
+
+    #[cfg(test)]
+    pub fn key_step(&self) -> i32 {
+        self.key_step
     }
 
     pub fn layout(&self) -> (i32, i32) {
         (self.slots, self.slot_tokens)
+    }
+
+    /// Keys and values of a layer, (slots, kv_heads, slot_tokens or ring, head_dim) each.
+    pub fn layer(&self, layer: usize) -> (&Array, &Array) {
+        let Layer { keys, values } = &self.layers[layer];
+        (keys, values)
+    }
+
+    /// int32 zeros, one for each key head of each slot: kernels that share a row count in them, and leave them at 0.
+    pub fn counters(&self) -> &Array {
+        &self.counters
     }
 
     /// Every array that the cache holds, for evaluation.
@@ -227,7 +285,36 @@ impl Cache {
         if let Some(cross) = &mut self.cross {
             cross.resize(slots)?;
         }
+        let kv_heads = self.layouts.iter().map(|layout| layout.kv_heads).max().unwrap_or(0);
+        self.counters = ops::zeros::<i32>(&[slots * kv_heads])?;
+        self.counters.eval()?;
         (self.slots, self.slot_tokens) = (slots, slot_tokens);
+        Ok(())
+    }
+
+    /// Copies positions `0 .. tokens` of the slot `from` to each of `slots`, in ascending order. Of a ring that has gone round all
+    /// is copied: `tokens` must then be all that `from` holds.
+    pub fn copy_prefix(&mut self, from: i32, slots: &[i32], tokens: i32) -> Result<(), EngineError> {
+        let mut prefixes = Vec::with_capacity(2 * self.layers.len());
+        for (layer, layout) in self.layers.iter().zip(&self.layouts) {
+            let kept = tokens.min(layer.keys.dim(2));
+            for array in [&layer.keys, &layer.values] {
+                let prefix = ffi::slice(array, &[from, 0, 0, 0], &[from + 1, layout.kv_heads, kept, layout.head_dim])?;
+                // Into a buffer of its own, whatever its strides are: see below.
+                prefixes.push(ffi::slice_update(&ops::zeros_dtype(prefix.shape(), self.dtype)?, &prefix, &[0; 4])?);
+            }
+        }
+        // Read before the first write: a write into a buffer that a read still holds is a copy of all of it.
+        transforms::eval(&prefixes)?;
+        let neighbours = slots.chunk_by(|slot, next| slot + 1 == *next);
+        for (first, count) in neighbours.map(|run| (run[0], run.len() as i32)) {
+            let arrays = self.layers.iter_mut().flat_map(|layer| [&mut layer.keys, &mut layer.values]);
+            for (array, prefix) in arrays.zip(&prefixes) {
+                let [_, kv_heads, kept, head_dim] = *prefix.shape() else { continue };
+                let rows = ops::broadcast_to(prefix, &[count, kv_heads, kept, head_dim])?;
+                *array = ffi::slice_update(array, &rows, &[first, 0, 0, 0])?;
+            }
+        }
         Ok(())
     }
 
@@ -275,10 +362,11 @@ impl Cache {
             });
             first += chunk.length;
         }
+        first += step.padding;
         for tensors in &chunks {
             self.store_chunk(layer, tensors)?;
         }
-        if let Some(rows) = &step.decode {
+        if let Some(rows) = step.decode() {
             self.store_rows(layer, &tail(keys, first)?, &tail(values, first)?, rows)?;
         }
         let mut attended = Vec::with_capacity(chunks.len() + 1);
@@ -287,7 +375,10 @@ impl Cache {
             let of_chunk = self.attend_chunk(layer, tensors, scale, window)?;
             attended.push(of_chunk.transpose_axes(&[0, 2, 1, 3])?.reshape(&[tensors.chunk.length, heads * head_dim])?);
         }
-        if let Some(rows) = &step.decode {
+        if step.padding > 0 {
+            attended.push(ops::zeros_dtype(&[step.padding, heads * head_dim], queries.dtype())?);
+        }
+        if let Some(rows) = step.decode() {
             attended.push(self.attend_rows(layer, &tail(queries, first)?, scale, rows)?);
         }
         if attended.len() == 1 { Ok(attended.remove(0)) } else { Ok(ops::concatenate(&attended, 0)?) }

@@ -3,7 +3,8 @@
 //! [`FakeEngine`] samples a hash of a sequence's own history, so that a row's tokens depend on its prompt and its seed and on no
 //! schedule. Beside that it keeps a shadow of the cache a real engine would have, slot by slot: who owns it, which positions are
 //! filled, what is set aside. A plan that contradicts the shadow is refused with a [`Fault`] that names what is wrong. It serves
-//! the scheduler's tests, and jobs whose model is `fake`: to try a manifest, or to measure everything but the model.
+//! the scheduler's tests, and jobs whose model is `fake`: to try a manifest, or to measure everything but the model. A row that
+//! reuses a prefix goes on from what that prefix's slot holds, whether or not it is what the row starts with.
 //!
 //! A step is computed when it is launched; its tokens are handed over when it is collected, and until then the shadow counts the
 //! step as in flight.
@@ -20,7 +21,7 @@ use thiserror::Error;
 
 use super::{Engine, EngineError, SpeechScore};
 use crate::schedule::{
-    Admission, Decode, FinishReason, IN_FLIGHT_MAX, Limits, Plan, Prefill, Price, Release, Request, Sampled, SequenceId,
+    Admission, Decode, FinishReason, IN_FLIGHT_MAX, Limits, Plan, Prefill, Price, Release, Request, Reuse, Sampled, SequenceId,
 };
 
 /// What the fake pretends to be.
@@ -53,7 +54,9 @@ impl FakeModel {
                 slot_tokens_step: 256,
                 prefill_bytes_per_token: 0,
                 prefill_bytes_per_pair: 0,
+                decode_bytes_per_slot: 0,
                 encode_bytes: 0,
+                prefixes: true,
             },
             context_length: 8192,
             alphabet: b"etaoinshrdlucmfwypvbgkqjxz eao tin ".iter().map(|&byte| u32::from(byte)).collect(),
@@ -127,8 +130,12 @@ pub enum Fault {
     Empty,
     #[error("its layout of {slots} slots of {slot_tokens} tokens costs {bytes} bytes, over the budget of {kv_bytes_max}")]
     OverBudget { slots: u32, slot_tokens: u32, bytes: u64, kv_bytes_max: u64 },
-    #[error("its layout has {slots} slots, and {rows} rows are the limit")]
-    TooManySlots { slots: u32, rows: u32 },
+    #[error("its layout has {slots} slots, and {slots_max} are the limit")]
+    TooManySlots { slots: u32, slots_max: u32 },
+    #[error("{resident} rows are in the cache, and {rows} are the limit")]
+    TooManyRows { resident: u32, rows: u32 },
+    #[error("copying a prefix of {tokens} tokens takes {bytes} bytes more than the budget of {kv_bytes_max}")]
+    CopyOverBudget { tokens: u32, bytes: u64, kv_bytes_max: u64 },
     #[error("slot {slot} is outside of its layout of {slots} slots, and sequence {sequence} is in it")]
     OutsideLayout { sequence: u64, slot: u32, slots: u32 },
     #[error("sequence {sequence} has {reserved_tokens} tokens set aside, and its layout has {slot_tokens} a slot")]
@@ -137,6 +144,14 @@ pub enum Fault {
     Reservation { sequence: u64, stated: u32, expected: u32 },
     #[error("sequence {sequence} is admitted with nothing to compute")]
     EmptyRequest { sequence: u64 },
+    #[error("sequence {sequence} is admitted as a prefix, which the limits or the price leave no room for")]
+    NoPrefixes { sequence: u64 },
+    #[error("sequence {sequence} takes over the prefix in slot {slot}, which holds none that is computed whole")]
+    NoPrefix { sequence: u64, slot: u32 },
+    #[error("sequence {sequence} takes over {tokens} tokens of its {prompt_tokens}, and {shared} are those of the prefix")]
+    PrefixTokens { sequence: u64, tokens: u32, prompt_tokens: u64, shared: u32 },
+    #[error("sequence {sequence} takes over {tokens} of the {prefix_tokens} tokens of a prefix, which a window has left behind")]
+    PrefixCut { sequence: u64, tokens: u32, prefix_tokens: u32 },
     #[error("sequence {sequence} is admitted to slot {slot}, which sequence {owner} has")]
     SlotTaken { sequence: u64, slot: u32, owner: u64 },
     #[error("sequence {sequence} does not have slot {slot}")]
@@ -175,6 +190,8 @@ struct Slot {
     request: Arc<Request>,
     /// Positions `0 .. filled` hold keys and values.
     filled: u32,
+    /// Of those, the ones that were copied.
+    copied: u32,
     /// Hash of the tokens at those positions.
     history: History,
     /// Sampled last, not yet in the cache.
@@ -234,9 +251,9 @@ impl FakeEngine {
             return Err(Fault::Empty);
         }
         plan.released.iter().try_for_each(|release| self.release(release))?;
-        plan.admitted.iter().try_for_each(|admission| self.admit(admission, plan.slots))?;
-        self.check_layout(plan)?;
         let mut step = Step { chunks: Vec::new(), sampled: Vec::with_capacity(plan.prefill.len() + plan.decode.len()) };
+        plan.admitted.iter().try_for_each(|admission| self.admit(admission, plan.slots, &mut step))?;
+        self.check_layout(plan)?;
         plan.prefill.iter().try_for_each(|prefill| self.prefill(prefill, &mut step))?;
         self.check_prefill_tokens(plan)?;
         plan.decode.iter().try_for_each(|decode| self.decode(decode, &mut step))?;
@@ -254,10 +271,15 @@ impl FakeEngine {
         Ok(())
     }
 
-    fn admit(&mut self, Admission { request, slot, reserved_tokens }: &Admission, slots: u32) -> Result<(), Fault> {
+    fn admit(&mut self, admission: &Admission, slots: u32, step: &mut Step) -> Result<(), Fault> {
+        let Admission { request, slot, reserved_tokens, reuse } = admission;
         let (sequence, slot) = (request.sequence.0, *slot);
-        if request.prompt.is_empty() || request.max_tokens == 0 {
+        if request.prompt.is_empty() || (request.max_tokens == 0) != request.sequence.is_prefix() {
             return Err(Fault::EmptyRequest { sequence });
+        }
+        let shares = self.limits.as_ref().is_none_or(|limits| limits.prefix_tokens_min.is_some() && limits.price.prefixes);
+        if request.sequence.is_prefix() && !shares {
+            return Err(Fault::NoPrefixes { sequence });
         }
         let expected = request.reserved_tokens();
         if *reserved_tokens != expected {
@@ -267,9 +289,13 @@ impl FakeEngine {
         if slot >= slots {
             return Err(Fault::OutsideLayout { sequence, slot, slots });
         }
-        if let Some(rows) = self.limits.as_ref().map(|limits| limits.rows).filter(|rows| slot >= *rows) {
-            return Err(Fault::TooManySlots { slots, rows });
+        if let Some(slots_max) = self.limits.as_ref().map(Limits::slots_max).filter(|slots_max| slot >= *slots_max) {
+            return Err(Fault::TooManySlots { slots, slots_max });
         }
+        let (copied, history) = match reuse {
+            Some(reuse) => (reuse.tokens, self.copy(request, *reuse, step)?),
+            None => (0, History::of(request)),
+        };
         if self.slots.len() <= slot as usize {
             self.slots.resize_with(slot as usize + 1, || None);
         }
@@ -279,8 +305,9 @@ impl FakeEngine {
         }
         *place = Some(Slot {
             request: Arc::clone(request),
-            filled: 0,
-            history: History::of(request),
+            filled: copied,
+            copied,
+            history,
             token: 0,
             collected: 0,
             in_flight: 0,
@@ -288,6 +315,28 @@ impl FakeEngine {
             ended: false,
         });
         Ok(())
+    }
+
+    /// What a row's slot holds after it has taken over a prefix, which is in flight by that.
+    fn copy(&mut self, request: &Request, Reuse { slot, tokens }: Reuse, step: &mut Step) -> Result<History, Fault> {
+        let sequence = request.sequence.0;
+        let prefix = self.slots.get_mut(slot as usize).and_then(Option::as_mut);
+        let whole =
+            |prefix: &&mut Slot| prefix.request.sequence.is_prefix() && prefix.filled as usize == prefix.request.prompt.len();
+        let Some(prefix) = prefix.filter(whole) else { return Err(Fault::NoPrefix { sequence, slot }) };
+        let held = &prefix.request.prompt;
+        let prompt_tokens = request.prompt.len() as u64;
+        let shared = held.iter().zip(&request.prompt).take_while(|(held, own)| held == own).count() as u32;
+        if tokens == 0 || tokens > shared || u64::from(tokens) >= prompt_tokens {
+            return Err(Fault::PrefixTokens { sequence, tokens, prompt_tokens, shared });
+        }
+        let prefix_tokens = prefix.filled;
+        if tokens < prefix_tokens && self.model.price.windows.iter().any(|&(window, _)| window < prefix_tokens) {
+            return Err(Fault::PrefixCut { sequence, tokens, prefix_tokens });
+        }
+        prefix.in_flight += 1;
+        step.chunks.push(slot);
+        Ok(held[..tokens as usize].iter().fold(History::of(request), |history, &token| history.with(token)))
     }
 
     /// The layout holds every row in the cache and costs no more than the budget.
@@ -304,12 +353,26 @@ impl FakeEngine {
             }
         }
         let Some(limits) = &self.limits else { return Ok(()) };
-        if slots > limits.rows {
-            return Err(Fault::TooManySlots { slots, rows: limits.rows });
+        let slots_max = limits.slots_max();
+        if slots > slots_max {
+            return Err(Fault::TooManySlots { slots, slots_max });
+        }
+        let rows = self.slots.iter().flatten().filter(|slot| !slot.request.sequence.is_prefix());
+        let resident = rows.count() as u32;
+        if resident > limits.rows {
+            return Err(Fault::TooManyRows { resident, rows: limits.rows });
         }
         let (bytes, kv_bytes_max) = (limits.layout_bytes(slots, slot_tokens), limits.kv_bytes_max);
         if bytes > kv_bytes_max {
             return Err(Fault::OverBudget { slots, slot_tokens, bytes, kv_bytes_max });
+        }
+        // A slot that is copied in this step must have been priced for that.
+        let copied = plan.admitted.iter().filter_map(|admission| self.slots.get(admission.reuse?.slot as usize)?.as_ref());
+        if let Some(tokens) = copied.map(|prefix| prefix.filled).max() {
+            let bytes = bytes.saturating_add(limits.copy_bytes(tokens, slot_tokens));
+            if bytes > kv_bytes_max {
+                return Err(Fault::CopyOverBudget { tokens, bytes, kv_bytes_max });
+            }
         }
         if plan.prefill.len() > limits.prompt_concurrency as usize {
             return Err(Fault::TooManyInPrefill { rows: plan.prefill.len(), prompt_concurrency: limits.prompt_concurrency });
@@ -328,11 +391,12 @@ impl FakeEngine {
         if length == 0 || end > prompt_tokens {
             return Err(Fault::PrefillRange { sequence, start, end, prompt_tokens });
         }
-        if last != (end == prompt_tokens) {
+        let whole = end == prompt_tokens;
+        if last != (whole && !row.request.sequence.is_prefix()) {
             return Err(Fault::PrefillLast { sequence, stated: last, end, prompt_tokens });
         }
         if let Some(prefill_chunk) = prefill_chunk
-            && (!start.is_multiple_of(prefill_chunk) || length > prefill_chunk || (length < prefill_chunk && !last))
+            && (!(start - row.copied).is_multiple_of(prefill_chunk) || length > prefill_chunk || (length < prefill_chunk && !whole))
         {
             return Err(Fault::PrefillChunk { sequence, start, end, prefill_chunk });
         }

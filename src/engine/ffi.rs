@@ -2,9 +2,9 @@
 
 #![expect(unsafe_code, reason = "calls into mlx-c; each block says why it is sound")]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 
-use mlx_rs::{Array, Stream};
+use mlx_rs::{Array, Dtype, Stream};
 
 use super::EngineError;
 
@@ -133,6 +133,121 @@ fn change_computed(result: Array, change: impl FnOnce(&mut [f32])) -> Result<Arr
         change(unsafe { std::slice::from_raw_parts_mut(pointer, length) });
     }
     Ok(result)
+}
+
+/// A CUDA kernel of our own, which MLX compiles on its first use and keeps by its name.
+pub struct CudaKernel {
+    handle: mlx_sys::mlx_fast_cuda_kernel,
+    name: &'static str,
+}
+
+/// Blocks of a launch, and threads of a block.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch {
+    pub blocks: [i32; 3],
+    pub threads: i32,
+}
+
+impl CudaKernel {
+    /// `source` is the body of a function whose parameters MLX writes: `inputs`, with `NAME_shape` behind those whose shape it
+    /// mentions, then `outputs`. `header` goes before it. `unique` must differ wherever the header does.
+    pub fn new(
+        name: &'static str,
+        unique: &str,
+        inputs: &[&CStr],
+        outputs: &[&CStr],
+        source: &str,
+        header: &str,
+    ) -> Result<Self, EngineError> {
+        let no_nul = |text: &str| CString::new(text).map_err(|_| EngineError::Mlx(format!("the source of {name} has a NUL")));
+        let (full_name, source, header) = (no_nul(&format!("{name}_{unique}"))?, no_nul(source)?, no_nul(header)?);
+        // SAFETY: every string outlives the call, which copies them; the vectors are freed after it.
+        let handle = unsafe {
+            let strings = |names: &[&CStr]| {
+                let vector = mlx_sys::mlx_vector_string_new();
+                for name in names {
+                    mlx_sys::mlx_vector_string_append_value(vector, name.as_ptr());
+                }
+                vector
+            };
+            let (inputs, outputs) = (strings(inputs), strings(outputs));
+            let (full_name, source, header) = (full_name.as_ptr(), source.as_ptr(), header.as_ptr());
+            // Not made contiguous: that would be a copy, and some of these kernels write into what they are given.
+            let handle = mlx_sys::mlx_fast_cuda_kernel_new(full_name, inputs, outputs, source, header, false, 0);
+            mlx_sys::mlx_vector_string_free(inputs);
+            mlx_sys::mlx_vector_string_free(outputs);
+            handle
+        };
+        if handle.ctx.is_null() {
+            return Err(EngineError::Mlx(format!("this MLX has no CUDA kernels, {name} was to be one")));
+        }
+        Ok(Self { handle, name })
+    }
+
+    /// `inputs` must be row-contiguous. One array of each of `outputs`, uninitialized but for what the kernel writes.
+    pub fn apply(&self, inputs: &[&Array], outputs: &[(&[i32], Dtype)], launch: Launch) -> Result<Vec<Array>, EngineError> {
+        let stream = Stream::thread_local_or_default();
+        let Launch { blocks: [x, y, z], threads } = launch;
+        // SAFETY: handles are made and freed here but for the kernel's, which lives as long as `self`; shapes outlive the calls
+        // that copy them; a result handle is only taken over where the call succeeded.
+        unsafe {
+            let config = mlx_sys::mlx_fast_cuda_kernel_config_new();
+            for (shape, dtype) in outputs {
+                let dtype = *dtype as mlx_sys::mlx_dtype;
+                mlx_sys::mlx_fast_cuda_kernel_config_add_output_arg(config, shape.as_ptr(), shape.len(), dtype);
+            }
+            // MLX counts threads, not blocks.
+            mlx_sys::mlx_fast_cuda_kernel_config_set_grid(config, x * threads, y, z);
+            mlx_sys::mlx_fast_cuda_kernel_config_set_thread_group(config, threads, 1, 1);
+            let vector = mlx_sys::mlx_vector_array_new();
+            for input in inputs {
+                mlx_sys::mlx_vector_array_append_value(vector, input.as_ptr());
+            }
+            let mut results = mlx_sys::mlx_vector_array_new();
+            let mut status = mlx_sys::mlx_fast_cuda_kernel_apply(&raw mut results, self.handle, vector, config, stream.as_ptr());
+            mlx_sys::mlx_vector_array_free(vector);
+            mlx_sys::mlx_fast_cuda_kernel_config_free(config);
+            let mut arrays = Vec::with_capacity(outputs.len());
+            for index in 0..outputs.len() {
+                let mut result = mlx_sys::mlx_array_new();
+                if status == 0 {
+                    status = mlx_sys::mlx_vector_array_get(&raw mut result, results, index);
+                }
+                arrays.push(check(status, self.name, result));
+            }
+            mlx_sys::mlx_vector_array_free(results);
+            arrays.into_iter().collect()
+        }
+    }
+}
+
+impl Drop for CudaKernel {
+    fn drop(&mut self) {
+        // SAFETY: the handle was made by `new` and is used no more.
+        unsafe { mlx_sys::mlx_fast_cuda_kernel_free(self.handle) };
+    }
+}
+
+/// Tells MLX's CUDA backend how many plans and graphs to keep, where the environment does not: it stops with an error once a run
+/// has used more shapes than that. Read by MLX when it first computes.
+///
+/// Must be called before any thread is started.
+#[expect(clippy::disallowed_methods, reason = "MLX has no other way to be told, and the user's own settings stay")]
+pub fn prepare_environment() {
+    for (name, value) in [("MLX_CUDA_SDPA_CACHE_SIZE", "8192"), ("MLX_CUDA_GRAPH_CACHE_SIZE", "8192")] {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: no other thread exists yet, as the caller says, so none reads the environment meanwhile.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+}
+
+/// Whether MLX's GPU is one of NVIDIA's.
+pub fn cuda_available() -> bool {
+    let mut available = false;
+    // SAFETY: `available` outlives the call.
+    let status = unsafe { mlx_sys::mlx_cuda_is_available(&raw mut available) };
+    status == 0 && available
 }
 
 /// The numbers of a float32 array, in order; computed first where they are not yet.

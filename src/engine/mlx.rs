@@ -1,59 +1,45 @@
 //! The engine that runs a model on MLX.
 
 use std::{
+    cell::Cell,
     collections::{HashMap, VecDeque},
-    fs,
     path::PathBuf,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use mlx_rs::{Array, Dtype, memory, ops, transforms};
 use serde_json::Value;
 
 use super::{
-    Engine, EngineError, SpeechScore, WeightError,
+    Engine, EngineError, PrefillDefaults, SpeechScore, WeightError,
     cache::{Cache, Chunk, Step},
+    device::{self, WeightForm},
     ffi, host,
     models::{self, Model},
-    reason,
+    price, reason,
     sample::{self, SampleRow},
     speech::{self, SpeechRow},
     weights::{Loader, Policy},
 };
 use crate::{
     job,
-    schedule::{Admission, Plan, Price, Request, Sampled, SequenceId},
+    schedule::{Admission, Plan, Price, Request, Reuse, Sampled, SequenceId},
 };
-
-/// Slots grow in steps of this many tokens: each step of growth copies the cache once.
-const SLOT_TOKENS_STEP: u32 = 64;
 
 /// MLX's own cache of freed buffers is emptied every so many steps, so that a long run does not hold on to shapes it has left.
 const CLEAR_CACHE_STEPS: u64 = 1024;
-
-/// Windows of recordings encoded at once: on a GPU one alone does not fill it, on the CPU more would only take more memory.
-const WINDOWS_AT_ONCE_GPU: usize = 8;
 
 /// Which device and number format a model runs with.
 #[derive(Debug, Clone, Copy)]
 pub struct MlxOptions {
     pub device: job::Device,
     pub dtype: job::Dtype,
-}
-
-/// Whether a job's device is the GPU here, and the bytes a run may take on it: nine tenths of a GPU's memory, or seven tenths of
-/// what the system can give without swapping.
-pub fn device_memory(device: job::Device) -> (bool, u64) {
-    if device != job::Device::Cpu && ffi::gpu_available() {
-        let total = ffi::gpu_memory_bytes().or_else(|| memory::memory_limit().ok().map(|bytes| bytes as u64));
-        return (true, total.unwrap_or(0) / 10 * 9);
-    }
-    // What Linux says can be taken; elsewhere MLX's own limit.
-    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kibibytes| kibibytes * 1024)
-    });
-    (false, available.unwrap_or_else(|| memory::memory_limit().unwrap_or(0) as u64) / 10 * 7)
+    /// Only MLX's own operations: the reference of whatever is made to be faster.
+    pub plain: bool,
+    pub weights: WeightForm,
+    /// Rows that are computed together at most.
+    pub rows: u32,
 }
 
 pub struct MlxEngine {
@@ -65,6 +51,7 @@ pub struct MlxEngine {
     newest: Array,
     sequences: HashMap<SequenceId, Sequence>,
     launched: VecDeque<Launched>,
+    waited: Cell<Duration>,
 }
 
 struct Sequence {
@@ -110,10 +97,14 @@ impl MlxEngine {
             job::Dtype::Auto if on_gpu => None,
             job::Dtype::Auto => Some(Dtype::Float32),
         };
+        let dense = match options.weights {
+            WeightForm::Auto => device::prefers_dense(files, options.rows),
+            form => form == WeightForm::Dense,
+        };
         // The CPU's cores take a decoder's weights as they are stored, and compute in float32.
         let family = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
-        let host = !on_gpu && dtype == Some(Dtype::Float32) && family != "whisper" && host::wanted();
-        let policy = Policy { dtype, dequantize: !on_gpu, merge: on_gpu, host };
+        let host = !on_gpu && !options.plain && dtype == Some(Dtype::Float32) && family != "whisper" && host::wanted();
+        let policy = Policy { dtype, dequantize: !on_gpu || dense, merge: on_gpu && !options.plain, host };
         let model = models::load(config, Loader::open(files, config, policy)?)?;
         if host {
             // What weights were packed from.
@@ -131,25 +122,51 @@ impl MlxEngine {
         probe.resize(1, 1)?;
         let step = Step::new(vec![Chunk { slot: 0, start: 0, length: 1, prompt_tokens: 1 }], &[]);
         let cache_dtype = model.forward(&Array::from_slice(&[0i32], &[1]), &step, &mut probe)?.dtype();
-        let key_step = if on_gpu { SLOT_TOKENS_STEP as i32 } else { 1 };
-        let mut cache = Cache::new(model.cache_layout(), cache_dtype, key_step)?;
-        if let Some(encoder) = model.encoder() {
-            cache = cache.with_cross(encoder.cross_layout())?;
-        }
         Ok(Self {
+            cache: empty_cache(&*model, cache_dtype, on_gpu)?,
             model,
-            cache,
             cache_dtype,
             on_gpu,
             newest: ops::zeros::<i32>(&[0])?,
             sequences: HashMap::new(),
             launched: VecDeque::new(),
+            waited: Cell::default(),
         })
+    }
+
+    /// Puts every row out and gives the cache up: what stays is the model as it was loaded.
+    pub fn reset(&mut self) -> Result<(), EngineError> {
+        self.wait()?;
+        self.launched.clear();
+        self.sequences.clear();
+        self.cache = empty_cache(&*self.model, self.cache_dtype, self.on_gpu)?;
+        self.newest = ops::zeros::<i32>(&[0])?;
+        Ok(())
+    }
+
+    /// [`Engine::price`], of a run in which no row is sampled but by its likeliest token where `greedy`.
+    pub fn price_of(&self, greedy: bool) -> Price {
+        price::of(&*self.model, self.cache_dtype, self.on_gpu, greedy)
+    }
+
+    /// How long calls of [`Engine::launch`] and [`Engine::collect`] have waited for the device, all together.
+    pub fn waited(&self) -> Duration {
+        self.waited.get()
+    }
+
+    /// The number format of keys and values, which is that of the layers.
+    pub fn dtype(&self) -> &'static str {
+        match self.cache_dtype {
+            Dtype::Float32 => "float32",
+            Dtype::Bfloat16 => "bfloat16",
+            Dtype::Float16 => "float16",
+            _ => "other",
+        }
     }
 
     /// Bytes that the cache and the scratch of a step may take: what the device has less what it holds now, less a margin.
     pub fn kv_bytes_auto(&self) -> u64 {
-        let (_, bytes) = device_memory(if self.on_gpu { job::Device::Gpu } else { job::Device::Cpu });
+        let (_, bytes) = device::device_memory(if self.on_gpu { job::Device::Gpu } else { job::Device::Cpu });
         let held = memory::active_memory().unwrap_or(0) as u64;
         // On the CPU what the weights take is no longer among what is free.
         if self.on_gpu { bytes.saturating_sub(held) } else { bytes }
@@ -182,6 +199,8 @@ impl MlxEngine {
             EngineError::Plan { reason, .. } => impossible(reason),
             other => other,
         })?;
+
+        self.reuse(&plan.admitted)?;
 
         // All the step's tokens go through the model in one pass: prompt chunks first, then one token of each decoding row.
         let mut prompt_tokens = Vec::new();
@@ -223,31 +242,50 @@ impl MlxEngine {
         let mut rows = plan.decode.clone();
         rows.sort_unstable_by_key(|row| row.slot);
         let places: Vec<(u32, u32)> = rows.iter().map(|row| (row.slot, row.position)).collect();
-        let step = Step::new(chunks, &places);
+        let padding = if self.model.pads() { device::padding(chunk_tokens, rows.len() as i32) } else { 0 };
+        let step = Step::padded(chunks, padding, &places);
         let row_slots: Vec<i32> = rows.iter().map(|row| row.slot as i32).collect();
         let mut tokens = Vec::with_capacity(2);
-        if chunk_tokens > 0 {
-            tokens.push(Array::from_slice(&prompt_tokens, &[chunk_tokens]));
+        prompt_tokens.resize((chunk_tokens + padding) as usize, 0);
+        if !prompt_tokens.is_empty() {
+            tokens.push(Array::from_slice(&prompt_tokens, &[prompt_tokens.len() as i32]));
         }
         if !rows.is_empty() {
-            tokens.push(self.newest.take_axis(Array::from_slice(&row_slots, &[row_slots.len() as i32]), 0)?);
+            let all = self.is_every_slot(&row_slots);
+            let newest = &self.newest;
+            tokens.push(if all {
+                newest.clone()
+            } else {
+                newest.take_axis(Array::from_slice(&row_slots, &[row_slots.len() as i32]), 0)?
+            });
         }
         let tokens = if tokens.len() == 1 { tokens.remove(0) } else { ops::concatenate(&tokens, 0)? };
-        outputs.extend((0..rows.len() as i32).map(|row| chunk_tokens + row));
+        outputs.extend((0..rows.len() as i32).map(|row| chunk_tokens + padding + row));
         slots.extend(row_slots);
         sampled.extend(rows.iter().map(|row| (row.sequence, Some(row.position))));
 
         let hidden = self.model.forward(&tokens, &step, &mut self.cache)?;
+        self.waited.set(self.waited.get() + step.waited());
         let mut chosen = None;
         if !outputs.is_empty() {
             let count = outputs.len() as i32;
-            let hidden = self.rows_of(&hidden, &outputs)?;
-            let of_rows = self.sample(&self.model.logits(&hidden)?, &sampled, &slots).map_err(|error| match error {
+            if self.model.pads() && count > device::OUTPUTS_STEP {
+                outputs.resize(outputs.len().next_multiple_of(device::OUTPUTS_STEP as usize), 0);
+            }
+            let mut logits = self.model.logits(&self.rows_of(&hidden, &outputs)?)?;
+            if logits.dim(0) > count {
+                logits = ffi::slice(&logits, &[0, 0], &[count, logits.dim(1)])?;
+            }
+            let of_rows = self.sample(&logits, &sampled, &slots).map_err(|error| match error {
                 EngineError::Plan { reason, .. } => impossible(reason),
                 other => other,
             })?;
-            let updates = of_rows.tokens.reshape(&[count, 1])?;
-            self.newest = ffi::scatter(&self.newest, &[&Array::from_slice(&slots, &[count])], &updates, &[0])?;
+            self.newest = if self.is_every_slot(&slots) {
+                of_rows.tokens.clone()
+            } else {
+                let updates = of_rows.tokens.reshape(&[count, 1])?;
+                ffi::scatter(&self.newest, &[&Array::from_slice(&slots, &[count])], &updates, &[0])?
+            };
             chosen = Some(of_rows);
         }
         let mut no_speech = None;
@@ -263,7 +301,8 @@ impl MlxEngine {
         }
         let of_chosen = chosen.iter().flat_map(|chosen| [Some(&chosen.tokens), chosen.logprobs.as_ref()]).flatten();
         let of_starts = no_speech.iter().map(|(_, probability)| probability);
-        transforms::async_eval(self.cache.arrays().chain([&self.newest]).chain(of_chosen).chain(of_starts))?;
+        // The hidden states too: where nothing is sampled, kernels that write into the cache have no other outcome.
+        transforms::async_eval(self.cache.arrays().chain([&self.newest, &hidden]).chain(of_chosen).chain(of_starts))?;
 
         let place: HashMap<SequenceId, usize> = sampled.iter().enumerate().map(|(place, row)| (row.0, place)).collect();
         let contract = plan.prefill.iter().filter(|prefill| prefill.last).map(|prefill| prefill.sequence);
@@ -271,10 +310,44 @@ impl MlxEngine {
         Ok(Launched { chosen, order, no_speech })
     }
 
+    /// Whether `slots` are all slots, in order.
+    fn is_every_slot(&self, slots: &[i32]) -> bool {
+        slots.len() as i32 == self.newest.dim(0) && slots.iter().zip(0..).all(|(&slot, index)| slot == index)
+    }
+
     /// The hidden states at `places`, all of them where those are all.
     fn rows_of(&self, hidden: &Array, places: &[i32]) -> Result<Array, EngineError> {
-        let all = places.len() as i32 == hidden.dim(0);
+        let all = places.len() as i32 == hidden.dim(0) && places.iter().zip(0..).all(|(&place, index)| place == index);
         Ok(if all { hidden.clone() } else { hidden.take_axis(Array::from_slice(places, &[places.len() as i32]), 0)? })
+    }
+
+    /// Copies what the admitted rows take over of prefixes into their slots, rows that take the same together.
+    fn reuse(&mut self, admitted: &[Admission]) -> Result<(), EngineError> {
+        let mut copies: Vec<(Reuse, Vec<i32>)> = Vec::new();
+        for admission in admitted {
+            let Some(reuse) = admission.reuse else { continue };
+            match copies.iter_mut().find(|(other, _)| *other == reuse) {
+                Some((_, slots)) => slots.push(admission.slot as i32),
+                None => copies.push((reuse, vec![admission.slot as i32])),
+            }
+        }
+        if copies.is_empty() {
+            return Ok(());
+        }
+        if !self.on_gpu {
+            // The cache is written below, and a step that still runs holds its buffers.
+            self.wait()?;
+        }
+        for (Reuse { slot, tokens }, mut slots) in copies {
+            slots.sort_unstable();
+            self.model.copy_prefix(&mut self.cache, slot as i32, &slots, tokens as i32)?;
+            if self.on_gpu {
+                transforms::async_eval(self.cache.arrays())?;
+            } else {
+                transforms::eval(self.cache.arrays())?;
+            }
+        }
+        Ok(())
     }
 
     /// Encodes what the admitted rows hear, and keeps what the decoder looks up in it in their slots.
@@ -295,7 +368,7 @@ impl MlxEngine {
         }
         let (frames, bins) = encoder.input();
         let layers = encoder.cross_layout().layers;
-        for group in admitted.chunks(if self.on_gpu { WINDOWS_AT_ONCE_GPU } else { 1 }) {
+        for group in admitted.chunks(price::windows_at_once(self.on_gpu)) {
             let mut values = Vec::with_capacity(group.len() * (frames * bins) as usize);
             for admission in group {
                 let window = admission.request.window.as_ref();
@@ -387,42 +460,23 @@ impl MlxEngine {
 
     /// Waits for what was launched last.
     fn wait(&self) -> Result<(), EngineError> {
+        let since = Instant::now();
         if let Some(Launched { chosen: Some(chosen), .. }) = self.launched.back() {
             chosen.tokens.eval()?;
         }
+        self.waited.set(self.waited.get() + since.elapsed());
         Ok(())
     }
 }
 
 impl Engine for MlxEngine {
     fn price(&self) -> Price {
-        let bytes = if self.cache_dtype == Dtype::Float32 { 4 } else { 2 };
-        let mut price = Price {
-            full_bytes_per_token: 0,
-            windows: Vec::new(),
-            // A row's logits, their float32 copy and the cumulative sums of a sampled row.
-            fixed_bytes_per_slot: u64::from(self.model.vocabulary()) * 16,
-            slot_tokens_step: SLOT_TOKENS_STEP,
-            prefill_bytes_per_token: self.model.activation_bytes_per_token(bytes),
-            // Scores and their softmax.
-            prefill_bytes_per_pair: u64::from(self.model.attention_heads()) * 4 * 2,
-            encode_bytes: 0,
-        };
-        if let Some(encoder) = self.model.encoder() {
-            price.fixed_bytes_per_slot += encoder.cross_layout().bytes_per_slot(bytes);
-            price.encode_bytes = encoder.encode_bytes(if self.on_gpu { WINDOWS_AT_ONCE_GPU as u64 } else { 1 }, bytes);
-        }
-        for layout in self.model.cache_layout() {
-            let per_token = 2 * bytes * (layout.kv_heads * layout.head_dim) as u64;
-            match layout.window {
-                None => price.full_bytes_per_token += per_token,
-                Some(window) => match price.windows.iter_mut().find(|(tokens, _)| *tokens == window as u32) {
-                    Some((_, total)) => *total += per_token,
-                    None => price.windows.push((window as u32, per_token)),
-                },
-            }
-        }
-        price
+        self.price_of(false)
+    }
+
+    fn prefill_defaults(&self) -> PrefillDefaults {
+        // A GPU is filled by so many.
+        if self.on_gpu { PrefillDefaults { chunk: 2048, concurrency: 64 } } else { PrefillDefaults { chunk: 512, concurrency: 8 } }
     }
 
     fn vocabulary(&self) -> u32 {
@@ -448,7 +502,9 @@ impl Engine for MlxEngine {
             }
         }
         let Some(Chosen { tokens, logprobs }) = launched.chosen else { return Ok(Vec::new()) };
+        let since = Instant::now();
         let tokens = on_host::<i32>(&tokens)?;
+        self.waited.set(self.waited.get() + since.elapsed());
         let logprobs = logprobs.as_ref().map(on_host::<f32>).transpose()?;
         let mut sampled = Vec::with_capacity(launched.order.len());
         for (sequence, place) in launched.order {
@@ -465,6 +521,16 @@ impl Engine for MlxEngine {
     fn speech(&self, sequence: SequenceId) -> Option<SpeechScore> {
         let row = self.sequences.get(&sequence)?;
         row.request.window.is_some().then_some(row.speech)
+    }
+}
+
+/// Without slots, for keys of `dtype`.
+fn empty_cache(model: &dyn Model, dtype: Dtype, on_gpu: bool) -> Result<Cache, EngineError> {
+    let key_step = if on_gpu { price::SLOT_TOKENS_STEP as i32 } else { 1 };
+    let cache = Cache::new(model.cache_layout(), dtype, key_step)?;
+    match model.encoder() {
+        Some(encoder) => cache.with_cross(encoder.cross_layout()),
+        None => Ok(cache),
     }
 }
 

@@ -1,17 +1,22 @@
 //! Computes plans.
 
 mod cache;
+mod cuda;
+mod device;
 pub mod fake;
 mod ffi;
 mod host;
+pub mod memory;
 mod mlx;
 mod models;
+mod price;
 mod sample;
 mod speech;
 mod weights;
 
-pub use ffi::mlx_version;
-pub use mlx::{MlxEngine, MlxOptions, device_memory};
+pub use device::{WeightForm, device_memory};
+pub use ffi::{mlx_version, prepare_environment};
+pub use mlx::{MlxEngine, MlxOptions};
 pub use weights::WeightError;
 
 use thiserror::Error;
@@ -22,6 +27,11 @@ use crate::schedule::{Plan, Price, Sampled, SequenceId};
 pub trait Engine {
     /// What this engine's cache and prefill cost.
     fn price(&self) -> Price;
+
+    /// Prompt tokens of a step at most, and rows that compute them, where a job does not say.
+    fn prefill_defaults(&self) -> PrefillDefaults {
+        PrefillDefaults { chunk: 512, concurrency: 8 }
+    }
 
     /// Token ids are below this.
     fn vocabulary(&self) -> u32;
@@ -35,6 +45,13 @@ pub trait Engine {
     /// What the model thought of a recording's window and of the tokens collected for it; none of a row that has no window, or that
     /// a launched plan has released.
     fn speech(&self, sequence: SequenceId) -> Option<SpeechScore>;
+}
+
+/// What suits a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefillDefaults {
+    pub chunk: u32,
+    pub concurrency: u32,
 }
 
 /// What a speech model thought of a window.

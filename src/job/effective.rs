@@ -45,9 +45,14 @@ impl Job {
         toml.value("rows", self.batching.rows);
         toml.text("kv_budget", &self.batching.kv_budget.written());
         toml.value("kv_bits", 16);
-        toml.value("prefill_chunk", self.batching.prefill_chunk);
-        toml.value("prompt_concurrency", self.batching.prompt_concurrency);
+        if let Some(tokens) = self.batching.prefill_chunk {
+            toml.value("prefill_chunk", tokens);
+        }
+        if let Some(rows) = self.batching.prompt_concurrency {
+            toml.value("prompt_concurrency", rows);
+        }
         toml.text("order", self.batching.order.name());
+        toml.value("prefix_cache", self.batching.prefix_cache);
 
         toml.table("audio");
         toml.audio(&self.audio);

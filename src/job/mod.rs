@@ -113,10 +113,12 @@ pub struct Batching {
     pub rows: u32,
     pub kv_budget: KvBudget,
     /// Prompt tokens of a step at most, those of all its rows together; a longer prompt is computed in chunks of so many.
-    pub prefill_chunk: u32,
+    pub prefill_chunk: Option<u32>,
     /// Rows that compute prompt tokens in one step at most.
-    pub prompt_concurrency: u32,
+    pub prompt_concurrency: Option<u32>,
     pub order: Order,
+    /// Whether what prompts share at the head is computed once.
+    pub prefix_cache: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

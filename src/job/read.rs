@@ -262,14 +262,15 @@ fn batching(reader: &mut Reader, root: &mut Section) -> Batching {
     let chunk = reader.optional(&mut section, "prefill_chunk", |node| node.integer_u32(1..=1_000_000));
     let concurrency = reader.optional(&mut section, "prompt_concurrency", |node| node.integer_u32(1..=65_536));
     let order = reader.choice(&mut section, "order", &[("length", Order::Length), ("manifest", Order::Manifest)]);
-    reader.later(&mut section, "prefix_cache", "remove it: every row computes its own prompt");
+    let prefix_cache = reader.optional(&mut section, "prefix_cache", Node::boolean).unwrap_or(true);
     reader.finish(section);
     Batching {
         rows,
         kv_budget,
-        prefill_chunk: chunk.unwrap_or(512),
-        prompt_concurrency: concurrency.unwrap_or(8),
+        prefill_chunk: chunk,
+        prompt_concurrency: concurrency,
         order: order.unwrap_or(Order::Length),
+        prefix_cache,
     }
 }
 

@@ -31,7 +31,7 @@ use crate::{
 const BLOCKS_AHEAD: usize = 2;
 
 /// Rows that are ordered by length together, and the bytes of their columns that end such a stretch early.
-const ORDERED_ROWS: usize = 4096;
+pub const ORDERED_ROWS: usize = 4096;
 const ORDERED_BYTES: usize = 32 << 20;
 
 /// A row ready to be computed.
@@ -283,25 +283,29 @@ impl Source {
         }
     }
 
-    /// Rows of like length beside each other: slots of the cache are as long as the longest row's. Every other stretch runs the
-    /// other way, so that neighbours across two stretches are alike too.
     fn ordered(&self, mut rows: Vec<Fed>, stretch: u64) -> Vec<Fed> {
         if self.order == Order::Length {
-            let length = |fed: &Fed| match fed {
+            by_length(&mut rows, stretch, |fed| match fed {
                 Fed::Ready(pending) => match &pending.work {
                     Work::Text(request) => request.reserved_tokens(),
                     // Windows all cost the same, and how many there are is not known yet.
                     Work::Speech { .. } => 0,
                 },
                 Fed::Failed(_) => 0,
-            };
-            if stretch.is_multiple_of(2) {
-                rows.sort_by_key(length);
-            } else {
-                rows.sort_by_key(|fed| Reverse(length(fed)));
-            }
+            });
         }
         rows
+    }
+}
+
+/// Rows of like length beside each other: slots of the cache are as long as the longest row's. The longest come first, so that a
+/// run does not end with a few of them alone; every other stretch runs the other way, so that neighbours across two stretches are
+/// alike too.
+pub fn by_length<T>(rows: &mut [T], stretch: u64, length: impl Fn(&T) -> u32) {
+    if stretch.is_multiple_of(2) {
+        rows.sort_by_key(|row| Reverse(length(row)));
+    } else {
+        rows.sort_by_key(length);
     }
 }
 

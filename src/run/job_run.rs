@@ -38,6 +38,9 @@ use crate::{
     sink::{Completion, End, Folder, Outcome, PartClosed, Provenance, Row, Stage, Timing},
 };
 
+/// Prompt tokens that rows must share for them to be computed once: fewer cost about as much to copy as to compute.
+pub const PREFIX_TOKENS_MIN: u32 = 64;
+
 /// How often progress is told to the reporter, which shows it as often as it likes.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
@@ -278,13 +281,15 @@ impl Run<'_> {
         let engine = &mut *engine;
         self.results.reporter.handle(&Event::Note { message: device.into() });
         let batching = &self.job.batching;
+        let defaults = engine.prefill_defaults();
         let mut scheduler = Scheduler::new(Limits {
             rows: batching.rows,
-            prefill_chunk: batching.prefill_chunk,
-            prompt_concurrency: batching.prompt_concurrency,
+            prefill_chunk: batching.prefill_chunk.unwrap_or(defaults.chunk),
+            prompt_concurrency: batching.prompt_concurrency.unwrap_or(defaults.concurrency),
             kv_bytes_max,
             price: engine.price(),
             context_length: model.context_length(),
+            prefix_tokens_min: batching.prefix_cache.then_some(PREFIX_TOKENS_MIN),
         });
         let mut active = HashMap::new();
         self.bring(&mut scheduler, &mut active, first, engine)?;
@@ -511,7 +516,7 @@ impl Run<'_> {
             text,
             finish_reason: finished.reason,
             prompt_tokens: request.prompt.len() as u32,
-            cached_tokens: 0,
+            cached_tokens: finished.cached_tokens,
             completion_tokens: finished.tokens.len() as u32,
             token_ids: finished.tokens,
             timing,

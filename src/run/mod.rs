@@ -1,5 +1,6 @@
 //! What each command does. Only here do all stages meet.
 
+mod bench;
 mod check;
 mod clock;
 mod convert;
@@ -16,6 +17,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+
+use bench::BenchError;
 
 use crate::{
     args::{self, Args, Command},
@@ -55,6 +58,7 @@ pub fn command(args: &Args) -> Status {
         Command::Convert(convert) => convert::convert(convert),
         Command::Summary(summary) => summarize(summary),
         Command::Show(show) => show::show(show),
+        Command::Bench(bench) => bench::bench(bench),
         Command::Completions(completions) => args::completions(completions.shell).map(|()| Status::Ok).map_err(Into::into),
         Command::Man => args::man_page().map(|()| Status::Ok).map_err(Into::into),
     };
@@ -71,6 +75,7 @@ fn status_of(error: &anyhow::Error) -> Status {
     let prompt = error.downcast_ref::<PromptError>();
     let usage = error.is::<JobError>()
         || error.is::<ManifestError>()
+        || error.is::<BenchError>()
         || matches!(sink, Some(SinkError::Changed { .. } | SinkError::Foreign { .. } | SinkError::KeptColumn { .. }))
         || matches!(prompt, Some(PromptError::RowTemplate { .. } | PromptError::SystemWithoutTemplate { .. }));
     if usage { Status::Usage } else { Status::Failed }

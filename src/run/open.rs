@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::feed::Preparation;
 
 use crate::{
-    engine::{self, Engine, MlxEngine, MlxOptions, fake::FakeEngine, fake::FakeModel},
+    engine::{self, Engine, MlxEngine, MlxOptions, WeightForm, fake::FakeEngine, fake::FakeModel},
     job::{Job, JobError, KvBudget, Order, Place, Problem},
     manifest,
     model::{self, ModelFiles},
@@ -33,7 +33,7 @@ const WEIGHT_SAMPLES: u64 = 256;
 const WEIGHT_SAMPLE_BYTES: u64 = 4096;
 
 /// The family that takes recordings alone.
-const SPEECH_FAMILY: &str = "whisper";
+pub const SPEECH_FAMILY: &str = "whisper";
 
 /// The bins of a Whisper's features, and the tokens of its decoder, where the model is `fake`.
 const FAKE_BINS: usize = 80;
@@ -148,7 +148,13 @@ impl Model {
         let (engine, auto, device): (Box<dyn Engine>, u64, _) = match self {
             Self::Fake => (Box::new(FakeEngine::new(FakeModel::bytes())), 8 << 30, "no model: the tokens are made up"),
             Self::Files(files) => {
-                let options = MlxOptions { device: job.model.device, dtype: job.model.dtype };
+                let options = MlxOptions {
+                    device: job.model.device,
+                    dtype: job.model.dtype,
+                    plain: false,
+                    weights: WeightForm::Auto,
+                    rows: job.batching.rows,
+                };
                 let engine = MlxEngine::load(&weight_files(files), files.config(), options)
                     .with_context(|| format!("failed to load {}", job.model.path))?;
                 let (auto, device) =

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::Request;
+use super::{PREFIXES_MAX, Request};
 
 /// Bytes that a cache layout costs. All counts are for the layout the engine's cache really has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,8 +18,12 @@ pub struct Price {
     /// Scratch of a step's prefill: bytes a prompt token, and bytes a (prompt token × token of its own context) pair.
     pub prefill_bytes_per_token: u64,
     pub prefill_bytes_per_pair: u64,
+    /// Scratch of a step without prefill: bytes a slot.
+    pub decode_bytes_per_slot: u64,
     /// Scratch of encoding the recordings or images of admitted rows, as many at once as the engine takes.
     pub encode_bytes: u64,
+    /// Whether keys and values at a position depend on the tokens up to it alone, so that they serve all that starts with those.
+    pub prefixes: bool,
 }
 
 impl Price {
@@ -43,12 +47,17 @@ impl Price {
         let pairs = self.prefill_bytes_per_pair.saturating_mul(u64::from(slot_tokens));
         self.prefill_bytes_per_token.saturating_add(pairs).saturating_mul(u64::from(chunk))
     }
+
+    /// Whether less than all of the first `tokens` positions of a sequence can be taken from them: no window has left any behind.
+    pub fn can_cut(&self, tokens: u32) -> bool {
+        self.windows.iter().all(|&(window, _)| tokens <= window)
+    }
 }
 
 /// What a batch may take. A 0 in `rows`, `prefill_chunk` or `prompt_concurrency` counts as 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Rows in the cache at once at most; as many more may wait.
+    /// Rows in the cache at once at most, prefixes not counted; as many more may wait.
     pub rows: u32,
     /// Prompt tokens of a step at most, those of all its rows together; a row's chunks start at multiples of it.
     pub prefill_chunk: u32,
@@ -59,16 +68,33 @@ pub struct Limits {
     pub price: Price,
     /// Tokens a row can have, prompt and completion together.
     pub context_length: u32,
+    /// Prompt tokens that rows must share at the head for them to be computed once; None where each row computes its own. Nothing
+    /// is shared where the price says that it cannot be.
+    pub prefix_tokens_min: Option<u32>,
 }
 
 impl Limits {
+    /// Slots that a layout has at most: those of rows, and those of prefixes on top.
+    pub fn slots_max(&self) -> u32 {
+        let prefixes = self.prefix_tokens_min.filter(|_| self.price.prefixes).map_or(0, |_| PREFIXES_MAX as u32);
+        self.rows.saturating_add(prefixes)
+    }
+
+    /// Bytes by which copying a prefix of `tokens` takes more than the largest prefill step over slots of `slot_tokens`, before
+    /// which it is done.
+    pub fn copy_bytes(&self, tokens: u32, slot_tokens: u32) -> u64 {
+        let prefill = self.price.prefill_bytes(self.prefill_chunk, slot_tokens);
+        self.price.cache_bytes(1, tokens).saturating_sub(prefill)
+    }
+
     /// Bytes that a cache of `slots` slots of `slot_tokens` tokens costs, the largest prefill step over it included: that is
-    /// one full
-    /// chunk, as several rows' chunks in one step are no longer together, and none of their contexts is longer than a slot.
+    /// one full chunk, as several rows' chunks in one step are no longer together, and no context is longer than a slot.
     pub fn layout_bytes(&self, slots: u32, slot_tokens: u32) -> u64 {
         let prefill = self.price.prefill_bytes(self.prefill_chunk, slot_tokens);
+        let decode = self.price.decode_bytes_per_slot.saturating_mul(u64::from(slots));
         // One after the other: an encoder's scratch is free again before the prompt is computed.
-        self.price.cache_bytes(slots, slot_tokens).saturating_add(prefill.max(self.price.encode_bytes))
+        let scratch = prefill.max(self.price.encode_bytes).max(decode);
+        self.price.cache_bytes(slots, slot_tokens).saturating_add(scratch)
     }
 
     /// Refuses a row that could not be computed even alone.
@@ -145,7 +171,9 @@ mod tests {
             slot_tokens_step: 16,
             prefill_bytes_per_token: 7,
             prefill_bytes_per_pair: 2,
+            decode_bytes_per_slot: 0,
             encode_bytes: 0,
+            prefixes: true,
         }
     }
 
@@ -157,6 +185,12 @@ mod tests {
         assert_eq!(price().cache_bytes(3, 32), 3 * (320 + 24 + 5), "a window of 8 keeps 8 of 32 tokens");
         assert_eq!(price().cache_bytes(3, 4), 3 * (40 + 12 + 5), "and 4 of 4");
         assert_eq!(price().prefill_bytes(4, 32), 4 * (7 + 64));
+    }
+
+    #[test]
+    fn what_no_window_has_left_behind_can_be_cut() {
+        assert!(price().can_cut(8) && !price().can_cut(9));
+        assert!(Price { windows: Vec::new(), ..price() }.can_cut(u32::MAX));
     }
 
     #[test]

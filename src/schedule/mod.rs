@@ -21,14 +21,17 @@
 //!
 //! # Invariants
 //!
-//! - **Order.** Rows are admitted in the order in which they were added; a row that does not fit holds back those behind it.
+//! - **Order.** Rows are admitted in the order in which they were added; a row that does not fit, or that waits for a prefix, holds
+//!   back those behind it.
 //! - **Budget.** Every plan's layout costs [`Limits::layout_bytes`]`(slots, slot_tokens) <= kv_bytes_max`. A row is admitted with
-//!   all the positions it can ever fill, so no row in the cache is ever put out of it.
-//! - **Progress.** A row that was accepted fits an empty cache, and in every step every decoding row and the row in prefill
-//!   advance, so each row ends.
-//! - **Slots.** A row gets the lowest free slot and keeps it until its release. Its positions are filled from 0 on, each once.
-//! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, and every later token is a
-//!   step of its own: what is computed for a row does not depend on its neighbours.
+//!   all the positions it can ever fill, so no row in the cache is ever put out of it. Prefixes are put out.
+//! - **Progress.** A row that was accepted fits an empty cache, and in every step every decoding row and the row or prefix in
+//!   prefill advance, so each row ends: where no row runs and the first that waits does not fit, prefixes are put out until it
+//!   does.
+//! - **Slots.** A row gets the lowest free slot and keeps it until its release; so does a prefix. Its positions are filled from 0
+//!   on, each once, by a copy or by a chunk. A slot is released once no plan in flight computes or copies it.
+//! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, or from where its copy ends,
+//!   and every later token is a step of its own: what is computed for a row does not depend on its neighbours.
 //! - **Prefill.** A step computes at most `prefill_chunk` prompt tokens, of at most `prompt_concurrency` rows, in the order of
 //!   their admission. A row is admitted only when its first chunk fits into what the step has left, so it starts at once.
 //!
@@ -38,6 +41,24 @@
 //! each chunk but a prompt's last: a chunk that is not its row's last fills its step. So at most one row is in prefill from one
 //! step to the next; it goes first, never finds its chunk too long for the step, and what its last chunk leaves over is for the
 //! rows admitted behind it. A step's chunks are either a full one alone, or last chunks only.
+//!
+//! # Prefixes
+//!
+//! What rows share at the head is computed once, as a sequence of its own that samples nothing, in a slot of its own, and copied
+//! into the slots of the rows that start with it ([`Admission::reuse`]); they compute what follows, one token at least. A prefix
+//! that is longer than another starts from that one in the same way.
+//!
+//! [`Scheduler::add`] finds it: a row is compared with the prefixes known, 8 at most ([`PREFIXES_MAX`]), and with the 32 rows
+//! before it. The length by which those rows would have been saved most prompt tokens becomes a prefix, where it is
+//! [`Limits::prefix_tokens_min`] longer than what the row can take over already and the tokens saved come to 512, or to a full
+//! chunk where that is less. So two rows that share 600 tokens have a prefix, or nine that share 64.
+//!
+//! It is admitted when the first row that waits wants it, ahead of that row, and on top of the `rows` that may be in the cache;
+//! only where the budget has room for four slots for each prefix, so that most slots are for rows. Where it has not, the row
+//! computes its own prompt. It stays while rows that wait want it, and 256 steps more, unless its room is needed.
+//!
+//! A row may take over less than all of a prefix only as long as that fits every window of the cache ([`Price::can_cut`]): a ring
+//! that has gone round holds no more what stood before the cut.
 //!
 //! # Layout
 //!
@@ -54,6 +75,7 @@
 //! # Cost
 //!
 //! A plan and its commit go over the rows in the cache and in the queue a fixed number of times; nothing is hashed or sorted.
+//! Adding a row compares it with 40 prompts at most, which mostly end at the first difference.
 //!
 //! # Known weaknesses
 //!
@@ -64,17 +86,21 @@
 //! - Budget is set aside for `max_tokens`, though a row may stop well before.
 //! - A step's prompt tokens are not always used up: a row that waits is not admitted with less than its whole first chunk, and
 //!   holds back those behind it, for whose shorter prompts there would be room.
+//! - Prefixes of more than 32 rows' groups in turn are not found, nor what is shared anywhere but at the head.
+//! - A row that waits for its prefix waits a step longer than it would for its prompt, and so do those behind it.
 //! - The prefill scratch of a full chunk is priced, whether or not any prompt is that long.
 
 mod budget;
 mod plan;
+mod prefix;
 mod sequence;
 
 pub use budget::{Limits, Price, Refused};
 pub use plan::{
-    Admission, Decode, FinishReason, Finished, Plan, Prefill, Release, Request, Sampled, SequenceId, SpeechRules, SpeechWindow,
-    TimestampRules,
+    Admission, Decode, FinishReason, Finished, Plan, Prefill, Release, Request, Reuse, Sampled, SequenceId, SpeechRules,
+    SpeechWindow, TimestampRules,
 };
+pub use prefix::PREFIXES_MAX;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -82,6 +108,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use budget::Layout;
+use prefix::{Prefixes, Waiting};
 use sequence::Sequence;
 
 /// Plans that may be in flight together: one being computed, one launched behind it.
@@ -91,12 +118,14 @@ pub const IN_FLIGHT_MAX: usize = 2;
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
-    waiting: VecDeque<Arc<Request>>,
-    /// By slot.
+    waiting: VecDeque<Waiting>,
+    prefixes: Prefixes,
+    /// Rows and prefixes, by slot.
     rows: Vec<Option<Sequence>>,
-    /// Rows that have not ended.
+    /// Rows in the cache, and those of them that have not ended.
+    resident: u32,
     running: u32,
-    /// Slot of the row whose prompt goes on in the next step: one at most, as its chunk filled the step.
+    /// Slot of the row or prefix whose prompt goes on in the next step: one at most, as its chunk filled the step.
     in_prefill: Option<u32>,
     layout: Layout,
     /// Slots freed, which no plan has told yet.
@@ -112,6 +141,8 @@ struct InFlight {
     step: u64,
     prefill: usize,
     decode: usize,
+    /// Slots of the prefixes it copies, once for each row.
+    copied: Vec<u32>,
 }
 
 /// Numbers for a report, as of the last plan.
@@ -159,7 +190,9 @@ impl Scheduler {
         Self {
             limits,
             waiting: VecDeque::new(),
+            prefixes: Prefixes::default(),
             rows: Vec::new(),
+            resident: 0,
             running: 0,
             in_prefill: None,
             layout: Layout::default(),
@@ -169,13 +202,15 @@ impl Scheduler {
         }
     }
 
-    /// Queues a row, whose sequence no other row has that is waiting or in the cache; refuses one that could never be computed.
+    /// Queues a row, whose sequence no other row has that is waiting or in the cache, and none [is a
+    /// prefix](SequenceId::is_prefix); refuses one that could never be computed.
     pub fn add(&mut self, request: Arc<Request>) -> Result<(), Refused> {
         self.limits.check(&request)?;
         if self.wants() == 0 {
             return Err(Refused::QueueFull { waiting_max: self.limits.rows });
         }
-        self.waiting.push_back(request);
+        let waiting = self.with_head(request);
+        self.waiting.push_back(waiting);
         Ok(())
     }
 
@@ -184,7 +219,7 @@ impl Scheduler {
         (self.limits.rows as usize).saturating_sub(self.waiting.len())
     }
 
-    /// Nothing waits, runs or is in flight.
+    /// Nothing waits, runs or is in flight. A prefix may still be in the cache.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running == 0 && self.in_flight.is_empty()
     }
@@ -214,6 +249,7 @@ impl Scheduler {
     /// When [`IN_FLIGHT_MAX`] plans are in flight: commit the oldest first.
     pub fn plan(&mut self) -> Plan {
         assert!(self.in_flight.len() < IN_FLIGHT_MAX, "{IN_FLIGHT_MAX} plans are in flight: commit the oldest first");
+        self.review_prefixes();
         let mut held = self.release();
         let admitted = self.admit(&mut held);
         let decode = self.decode();
@@ -222,7 +258,9 @@ impl Scheduler {
         if !plan.is_empty() {
             self.halve(held);
             plan.released = std::mem::take(&mut self.released);
-            self.in_flight.push_back(InFlight { step: plan.step, prefill: plan.prefill.len(), decode: plan.decode.len() });
+            let copied = plan.admitted.iter().filter_map(|admission| Some(admission.reuse?.slot)).collect();
+            let (prefill, decode) = (plan.prefill.len(), plan.decode.len());
+            self.in_flight.push_back(InFlight { step: plan.step, prefill, decode, copied });
             self.step += 1;
         }
         plan.slots = self.layout.slots;
@@ -234,8 +272,9 @@ impl Scheduler {
     /// rows that end with them.
     pub fn commit(&mut self, plan: &Plan, sampled: &[Sampled]) -> Result<Vec<Finished>, CommitError> {
         self.check(plan, sampled)?;
-        self.in_flight.pop_front();
-        for &Prefill { slot, .. } in plan.prefill.iter().filter(|prefill| !prefill.last) {
+        let copied = self.in_flight.pop_front().map(|in_flight| in_flight.copied).unwrap_or_default();
+        let without_token = plan.prefill.iter().filter(|prefill| !prefill.last).map(|prefill| prefill.slot);
+        for slot in without_token.chain(copied) {
             if let Some(row) = &mut self.rows[slot as usize] {
                 row.in_flight = row.in_flight.saturating_sub(1);
             }
@@ -248,7 +287,7 @@ impl Scheduler {
                 continue;
             }
             if let Some(reason) = row.take(sampled.token, sampled.stop_string) {
-                finished.push(Finished { sequence, tokens: row.end(), reason });
+                finished.push(Finished { sequence, tokens: row.end(), reason, cached_tokens: row.cached_tokens });
                 self.running -= 1;
             }
         }
@@ -264,72 +303,92 @@ impl Scheduler {
             row.end();
             return true;
         }
-        let position = self.waiting.iter().position(|request| request.sequence == sequence);
+        let position = self.waiting.iter().position(|waiting| waiting.request.sequence == sequence);
         position.and_then(|position| self.waiting.remove(position)).is_some()
     }
 
     /// Frees the slots of ended rows that no plan in flight computes. Returns the least layout of the rows that stay.
     fn release(&mut self) -> Layout {
-        let mut held = Layout::default();
         for (place, slot) in self.rows.iter_mut().zip(0..) {
-            match place {
-                Some(row) if row.ended && row.in_flight == 0 => {
-                    self.released.push(Release { sequence: row.request.sequence, slot });
-                    *place = None;
-                }
-                Some(row) => held = held.holding(slot, row.request.reserved_tokens()),
-                None => {}
+            if let Some(row) = place.take_if(|row| row.ended && row.in_flight == 0) {
+                let sequence = row.request.sequence;
+                self.resident -= u32::from(!sequence.is_prefix());
+                self.released.push(Release { sequence, slot });
             }
         }
-        held.slot_tokens = self.limits.price.slot_tokens(held.slot_tokens);
-        held
+        self.held()
     }
 
-    /// Moves rows from the queue into the lowest free slots while they fit, the cache and the step.
+    /// The least layout of what is in the cache.
+    fn held(&self) -> Layout {
+        let held = self.rows.iter().zip(0..).fold(Layout::default(), |held, (row, slot)| match row {
+            Some(row) => held.holding(slot, row.request.reserved_tokens()),
+            None => held,
+        });
+        Layout { slot_tokens: self.limits.price.slot_tokens(held.slot_tokens), ..held }
+    }
+
+    /// Moves rows from the queue into the lowest free slots while they fit, the cache and the step, and prefixes before the rows
+    /// that want them.
     fn admit(&mut self, held: &mut Layout) -> Vec<Admission> {
         let mut admitted = Vec::new();
         let mut slot = 0;
         let prefill_chunk = self.limits.prefill_chunk;
-        let in_prefill = self.in_prefill.and_then(|slot| self.rows[slot as usize].as_ref());
-        let mut prompt_tokens_left = prefill_chunk - in_prefill.map_or(0, |row| row.chunk_tokens(prefill_chunk));
-        let mut rows_left = self.limits.prompt_concurrency - u32::from(in_prefill.is_some());
-        while rows_left > 0
-            && let Some(request) = self.waiting.front()
-        {
+        let mut admitted_tokens = 0;
+        while self.chunks_left(&admitted) > 0 {
+            let released = self.released.len();
+            let Some((request, reuse)) = self.next_in_line() else { break };
+            if self.released.len() > released {
+                (slot, *held) = (0, self.held());
+            }
+            let is_prefix = request.sequence.is_prefix();
+            let cached_tokens = reuse.map_or(0, |reuse| reuse.tokens);
             // Fits: `Limits::check` holds prompt and completion to a context counted in u32.
-            let chunk_tokens = prefill_chunk.min(request.prompt.len() as u32);
-            if chunk_tokens > prompt_tokens_left {
+            let chunk_tokens = prefill_chunk.min(request.prompt.len() as u32 - cached_tokens);
+            let has_slot = if is_prefix { self.has_prefix_slot() } else { self.resident < self.limits.rows };
+            // What goes on goes first, unless it was a prefix that has just been given up.
+            let goes_on = self.goes_on().map_or(0, |row| row.chunk_tokens(prefill_chunk));
+            if chunk_tokens > prefill_chunk - goes_on - admitted_tokens || !has_slot {
                 break;
             }
-            // Slots below the one taken last are full: nothing is freed in between.
+            // Slots below the one taken last are full, but where a prefix was given up.
             while self.rows.get(slot as usize).is_some_and(Option::is_some) {
                 slot += 1;
-            }
-            if slot == self.limits.rows {
-                break;
             }
             let reserved_tokens = request.reserved_tokens();
             let slot_tokens = self.limits.price.slot_tokens(reserved_tokens);
             let least = held.holding(slot, slot_tokens);
             let grown = self.layout.holding(slot, slot_tokens);
-            let Some(layout) = [grown, least].into_iter().find(|layout| self.fits(*layout)) else { break };
-            let Some(request) = self.waiting.pop_front() else { break };
+            let Some(layout) = [grown, least].into_iter().find(|layout| self.fits(*layout, &request)) else {
+                if self.make_room() {
+                    (slot, *held) = (0, self.held());
+                    continue;
+                }
+                break;
+            };
             self.layout = layout;
             *held = least;
             if slot as usize == self.rows.len() {
                 self.rows.push(None);
             }
-            self.rows[slot as usize] = Some(Sequence::new(Arc::clone(&request)));
-            self.running += 1;
-            prompt_tokens_left -= chunk_tokens;
-            rows_left -= 1;
-            admitted.push(Admission { request, slot, reserved_tokens });
+            self.rows[slot as usize] = Some(Sequence::new(Arc::clone(&request), cached_tokens));
+            self.admitted(&request, slot, reuse);
+            self.resident += u32::from(!is_prefix);
+            self.running += u32::from(!is_prefix);
+            admitted_tokens += chunk_tokens;
+            admitted.push(Admission { request, slot, reserved_tokens, reuse });
         }
         admitted
     }
 
-    fn fits(&self, layout: Layout) -> bool {
-        self.limits.layout_bytes(layout.slots, layout.slot_tokens) <= self.limits.kv_bytes_max
+    /// The row or prefix whose prompt goes on in this step.
+    fn goes_on(&self) -> Option<&Sequence> {
+        self.in_prefill.and_then(|slot| self.rows[slot as usize].as_ref())
+    }
+
+    /// Chunks that a step may have beside those that go on or were `admitted`.
+    fn chunks_left(&self, admitted: &[Admission]) -> u32 {
+        self.limits.prompt_concurrency - u32::from(self.in_prefill.is_some()) - admitted.len() as u32
     }
 
     /// The next token of each row whose prompt was computed before this step, by slot.
@@ -350,8 +409,8 @@ impl Scheduler {
         for slot in self.in_prefill.take().into_iter().chain(admitted.iter().map(|admission| admission.slot)) {
             let Some(row) = &mut self.rows[slot as usize] else { continue };
             let (start, length) = row.next_chunk(self.limits.prefill_chunk);
-            let last = !row.in_prefill();
-            if !last {
+            let last = !row.in_prefill() && !row.request.sequence.is_prefix();
+            if row.in_prefill() {
                 self.in_prefill = Some(slot);
             }
             prefill.push(Prefill { sequence: row.request.sequence, slot, start, length, last });
@@ -367,8 +426,9 @@ impl Scheduler {
             return;
         }
         let free_below = self.rows.iter().take(held.slots as usize).filter(|row| row.is_none()).count();
-        let slots = held.slots.saturating_add(self.waiting.len().saturating_sub(free_below) as u32);
-        let waiting_tokens = self.waiting.iter().map(|request| request.reserved_tokens()).max().unwrap_or(0);
+        let to_come = self.waiting.len() + self.prefixes_to_come() as usize;
+        let slots = held.slots.saturating_add(to_come.saturating_sub(free_below) as u32);
+        let waiting_tokens = self.waiting.iter().map(|waiting| waiting.request.reserved_tokens()).max().unwrap_or(0);
         let slot_tokens = held.slot_tokens.max(self.limits.price.slot_tokens(waiting_tokens));
         let wanted = Layout { slots, slot_tokens }.within(self.layout);
         if worth_it(wanted) {
@@ -423,9 +483,19 @@ mod tests {
             slot_tokens_step: 1,
             prefill_bytes_per_token: 0,
             prefill_bytes_per_pair: 0,
+            decode_bytes_per_slot: 0,
             encode_bytes: 0,
+            prefixes: true,
         };
-        Limits { rows: 2, prefill_chunk: 1, prompt_concurrency: 1, kv_bytes_max: 100, price, context_length: 50 }
+        Limits {
+            rows: 2,
+            prefill_chunk: 1,
+            prompt_concurrency: 1,
+            kv_bytes_max: 100,
+            price,
+            context_length: 50,
+            prefix_tokens_min: None,
+        }
     }
 
     fn request(sequence: u64) -> Arc<Request> {

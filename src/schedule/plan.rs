@@ -8,13 +8,23 @@ use crate::{job::Generation, media::Features};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
+impl SequenceId {
+    /// From here on up ids are the scheduler's own, for the prefixes it has computed; rows have those below.
+    pub const PREFIXES: Self = Self(1 << 63);
+
+    /// What rows share at the head, computed once: a sequence that samples nothing.
+    pub fn is_prefix(self) -> bool {
+        self >= Self::PREFIXES
+    }
+}
+
 /// A row ready to be computed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     pub sequence: SequenceId,
     /// Token ids, never empty.
     pub prompt: Vec<u32>,
-    /// At least 1.
+    /// At least 1; 0 of a prefix.
     pub max_tokens: u32,
     /// Tokens that end the sequence; they are sampled but are not part of its text.
     pub stop_tokens: Arc<[u32]>,
@@ -28,7 +38,7 @@ pub struct Request {
 impl Request {
     /// Cache positions the sequence can fill: the last sampled token never enters the cache.
     pub fn reserved_tokens(&self) -> u32 {
-        self.prompt.len() as u32 + self.max_tokens - 1
+        self.prompt.len() as u32 + self.max_tokens.saturating_sub(1)
     }
 }
 
@@ -75,7 +85,7 @@ pub struct TimestampRules {
     pub initial_max: Option<u32>,
 }
 
-/// What one step does, in this order: release, change of layout, admit, prefill, decode.
+/// What one step does, in this order: release, change of layout, admit (and copy what is reused), prefill, decode.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Plan {
     /// Counts from 0, one a plan.
@@ -111,9 +121,21 @@ pub struct Admission {
     pub slot: u32,
     /// Cache positions set aside: exactly [`Request::reserved_tokens`].
     pub reserved_tokens: u32,
+    /// What of the prompt is not computed but copied; at least its last token is computed.
+    pub reuse: Option<Reuse>,
 }
 
-/// Computes prompt tokens `start .. start + length`; the last chunk samples the sequence's first token.
+/// Positions `0 .. tokens` of a prefix that earlier steps have computed whole. `tokens` is less than all of it only where every
+/// window holds all of it: a ring that has gone round cannot be cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reuse {
+    /// The prefix's slot.
+    pub slot: u32,
+    pub tokens: u32,
+}
+
+/// Computes prompt tokens `start .. start + length`; the last chunk samples the sequence's first token. No chunk of a prefix is its
+/// last in this sense.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefill {
     pub sequence: SequenceId,
@@ -146,6 +168,8 @@ pub struct Finished {
     /// Every token sampled, a stop token included.
     pub tokens: Vec<u32>,
     pub reason: FinishReason,
+    /// Prompt tokens that were copied rather than computed.
+    pub cached_tokens: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

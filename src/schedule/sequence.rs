@@ -1,4 +1,4 @@
-//! A row between its admission and its release.
+//! A row, or a prefix, between its admission and its release.
 
 use std::sync::Arc;
 
@@ -8,26 +8,28 @@ use super::{FinishReason, Request};
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub request: Arc<Request>,
-    /// Prompt tokens that planned steps have put into the cache.
+    /// Prompt tokens copied when it was admitted.
+    pub cached_tokens: u32,
+    /// Prompt tokens that are copied or that planned steps have put into the cache.
     prefilled: u32,
     /// Tokens that planned steps have sampled.
     planned: u32,
     /// Tokens that committed steps have sampled.
     tokens: Vec<u32>,
-    /// Steps in flight that compute this row: its slot is not free before they are committed.
+    /// Steps in flight that compute this row, or copy this prefix: its slot is not free before they are committed.
     pub in_flight: u32,
     /// Finished or cancelled; what is still sampled for it is dropped.
     pub ended: bool,
 }
 
 impl Sequence {
-    pub fn new(request: Arc<Request>) -> Self {
-        Self { request, prefilled: 0, planned: 0, tokens: Vec::new(), in_flight: 0, ended: false }
+    pub fn new(request: Arc<Request>, cached_tokens: u32) -> Self {
+        Self { request, cached_tokens, prefilled: cached_tokens, planned: 0, tokens: Vec::new(), in_flight: 0, ended: false }
     }
 
     /// Whether prompt tokens are yet to be planned.
     pub fn in_prefill(&self) -> bool {
-        self.planned == 0
+        self.prefilled < self.prompt_tokens()
     }
 
     /// Tokens of its prompt's next chunk.
@@ -39,7 +41,8 @@ impl Sequence {
     pub fn next_chunk(&mut self, prefill_chunk: u32) -> (u32, u32) {
         let (start, length) = (self.prefilled, self.chunk_tokens(prefill_chunk));
         self.prefilled += length;
-        self.planned = u32::from(self.prefilled == self.prompt_tokens());
+        // A prefix samples nothing.
+        self.planned = u32::from(!self.in_prefill()).min(self.request.max_tokens);
         self.in_flight += 1;
         (start, length)
     }

@@ -52,9 +52,10 @@ pub fn job(output: &Path) -> Job {
         batching: Batching {
             rows: 4,
             kv_budget: KvBudget::Auto,
-            prefill_chunk: 512,
-            prompt_concurrency: 8,
+            prefill_chunk: None,
+            prompt_concurrency: None,
             order: Order::Manifest,
+            prefix_cache: true,
         },
         audio: Audio::default(),
         transcription: Transcription::default(),

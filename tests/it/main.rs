@@ -4,6 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "a test waits for a process by looking again after a while")]
 
 mod audio;
+mod bench;
 mod commands;
 mod hostile;
 mod jobs;

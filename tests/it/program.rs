@@ -161,8 +161,9 @@ pub fn wait(child: &mut Child, limit: Duration) -> std::process::ExitStatus {
     }
 }
 
-/// Columns that tell when, not what.
-const TIMES: [&str; 10] = [
+/// Columns that tell when and beside whom, not what.
+const TIMES: [&str; 11] = [
+    "cached_tokens",
     "media_ms",
     "encode_ms",
     "queue_ms",

@@ -156,6 +156,28 @@ fn gemma3_gives_the_same_on_every_schedule() {
     own_settings_count(&same_on_every_schedule("gemma3_text"));
 }
 
+/// A system prompt at the head of every row, and of Gemma's far behind its window.
+#[test]
+fn a_shared_head_is_computed_once_and_changes_nothing() {
+    let system = WORDS.repeat(2).join(" ");
+    let rows = rows();
+    for model in ["llama", "qwen3", "gemma3_text"] {
+        let sections =
+            format!("[prompt]\nsystem = {system:?}\n[generation]\nmax_tokens = 12\nseed = 1\n[results]\ntoken_ids = true\n");
+        let project = Project::new(&checkpoint(model), &rows, &sections);
+        let run = |out: &str, setting: &str| {
+            project.run(&["--output", out, "--progress", "none", "--set", "batching.kv_budget=1GiB", "--set", setting]).with(OK);
+            let summary = project.record(out)["summary"].clone();
+            (project.results(out), summary["cached_tokens"].as_u64().unwrap(), summary["prompt_tokens"].as_u64().unwrap())
+        };
+        let (cold, none, _) = run("cold", "batching.prefix_cache=false");
+        let (warm, cached, prompt) = run("warm", "batching.rows=8");
+        assert_eq!(none, 0);
+        assert!(cached > prompt / 2, "{model}: {cached} of {prompt} prompt tokens are copied");
+        warm.assert_same(&cold, model);
+    }
+}
+
 #[test]
 fn seeds_belong_to_rows() {
     let row = |id: &str, seed: u64| json!({"id": id, "prompt": "the harbour", "temperature": 1.0, "seed": seed});

@@ -139,7 +139,7 @@ impl Cache {
             attended.push(own.transpose_axes(&[0, 2, 1, 3])?.reshape(&[length, width])?);
             first += length;
         }
-        for &(slot, count) in step.decode.iter().flat_map(|rows| &rows.runs) {
+        for &(slot, count) in step.decode().into_iter().flat_map(|rows| &rows.runs) {
             attended.push(cross.attend(stored, &part(first, count)?, slot, scale)?.reshape(&[count, width])?);
             first += count;
         }

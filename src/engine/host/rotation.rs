@@ -25,6 +25,11 @@ pub struct Angles {
 }
 
 impl Rotation {
+    /// Whether a key depends on how long its sequence will be, and not on what stands before it alone.
+    pub fn depends_on_length(&self) -> bool {
+        matches!(self.kind, RotationKind::Dynamic { .. })
+    }
+
     /// `places` are each token's position, and how far its sequence reaches.
     pub fn angles(&self, places: impl Iterator<Item = (i32, i32)>) -> Angles {
         let (mut cosines, mut sines, mut pairs) = (Vec::new(), Vec::new(), 0);

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use mlx_rs::{Array, Dtype, ops};
 
 use super::{
-    Embedding, Linear, Model, RmsNorm,
+    Embedding, Linear, Model, RmsNorm, Scratch as ScratchBytes,
     decoder::{Decoder, Layer as PlainLayer, Qkv},
     layers::{Activation, GateUp},
 };
@@ -199,15 +199,22 @@ impl Model for HostDecoder {
         self.embedding.outputs() as u32
     }
 
-    fn activation_bytes_per_token(&self, dtype_bytes: u64) -> u64 {
+    fn scratch(&self, dtype_bytes: u64) -> ScratchBytes {
         let heads = self.layers.first().map_or(0, |Layer { attention: own, .. }| (2 * own.heads + 2 * own.kv_heads) * own.head_dim);
         // Hidden states, normalized ones, and the input of a product in its own order, which is as wide as the widest.
         let packed = self.intermediate_size.max(self.embedding.inputs());
-        dtype_bytes * (3 * self.embedding.inputs() + 2 * self.intermediate_size + heads + packed) as u64
+        let numbers = 3 * self.embedding.inputs() + 2 * self.intermediate_size + heads + packed;
+        ScratchBytes {
+            prefill_bytes_per_token: dtype_bytes * numbers as u64,
+            // Scores, and the values that they weigh.
+            prefill_bytes_per_pair: self.layers.first().map_or(0, |layer| layer.attention.heads as u64) * 4 * 2,
+            bytes_per_slot: dtype_bytes * numbers as u64,
+            decode_bytes_per_slot: 0,
+        }
     }
 
-    fn attention_heads(&self) -> u32 {
-        self.layers.first().map_or(0, |layer| layer.attention.heads as u32)
+    fn shares_prefixes(&self) -> bool {
+        !self.rotations.iter().any(Rotation::depends_on_length)
     }
 }
 

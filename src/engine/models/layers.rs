@@ -62,6 +62,14 @@ impl Linear {
 }
 
 impl Linear {
+    /// `residual + forward(x)`, in one operation where that is one.
+    pub fn forward_add(&self, x: &Array, residual: &Array) -> Result<Array, EngineError> {
+        match self {
+            Self::Dense { weight, bias: None } => Ok(ops::addmm(residual, x, weight, None, None)?),
+            other => Ok(residual.add(other.forward(x)?)?),
+        }
+    }
+
     /// One product whose outputs are those of `parts` one after the other; none where they are stored in different ways.
     pub fn merged(parts: &[&Self]) -> Result<Option<Self>, WeightError> {
         let stacked = |arrays: Vec<&Array>| -> Result<Array, WeightError> {
@@ -262,6 +270,14 @@ impl GatedMlp {
         };
         let down_proj = loader.linear(&format!("{module}.down_proj"), intermediate, hidden, bias)?;
         Ok(Self { gate_up, down_proj, activation })
+    }
+
+    /// The products before and after the middle, where the first is one.
+    pub fn merged(&self) -> Option<(&Linear, &Linear)> {
+        match &self.gate_up {
+            GateUp::Merged { gate_up_proj, .. } => Some((gate_up_proj, &self.down_proj)),
+            GateUp::Separate { .. } => None,
+        }
     }
 
     pub fn forward(&self, x: &Array) -> Result<Array, EngineError> {

@@ -13,6 +13,8 @@ mod whisper;
 #[cfg(test)]
 mod golden_test;
 #[cfg(test)]
+mod prefix_test;
+#[cfg(test)]
 mod whisper_golden_test;
 
 pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
@@ -40,15 +42,39 @@ pub trait Model {
 
     fn vocabulary(&self) -> u32;
 
-    /// Bytes of scratch a prompt token costs in prefill, beside attention scores, with activations of `dtype_bytes`.
-    fn activation_bytes_per_token(&self, dtype_bytes: u64) -> u64;
+    /// What a pass takes beside cache and logits, with activations of `dtype_bytes`.
+    fn scratch(&self, dtype_bytes: u64) -> Scratch;
 
-    fn attention_heads(&self) -> u32;
+    /// [`Cache::copy_prefix`], by what the device has for it.
+    fn copy_prefix(&self, cache: &mut Cache, from: i32, slots: &[i32], tokens: i32) -> Result<(), EngineError> {
+        cache.copy_prefix(from, slots, tokens)
+    }
+
+    /// Whether a pass may hold tokens of no sequence, so that passes come in few sizes.
+    fn pads(&self) -> bool {
+        false
+    }
+
+    /// Whether keys and values depend on the tokens up to theirs alone, so that another sequence that starts with those can take
+    /// them over.
+    fn shares_prefixes(&self) -> bool;
 
     /// What hears for this model; its decoder attends to what [`Cache::store_cross`] was given.
     fn encoder(&self) -> Option<&dyn Encoder> {
         None
     }
+}
+
+/// Bytes that a pass takes for what it computes on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scratch {
+    /// Of a pass with prompts, for each of its tokens, and for each pair of a prompt token and one of its own context.
+    pub prefill_bytes_per_token: u64,
+    pub prefill_bytes_per_pair: u64,
+    /// Of either, for each slot.
+    pub bytes_per_slot: u64,
+    /// Of a pass without prompts, for each slot.
+    pub decode_bytes_per_slot: u64,
 }
 
 /// The half of a speech model that hears.

@@ -110,6 +110,11 @@ impl Rope {
         }
     }
 
+    /// Whether a key depends on how long its sequence will be, and not on what stands before it alone.
+    pub fn depends_on_length(&self) -> bool {
+        matches!(self.kind, Kind::Dynamic { .. })
+    }
+
     /// The same in numbers, for a pass on the CPU's cores.
     pub fn rotation(&self) -> Result<Rotation, EngineError> {
         let kind = match &self.kind {

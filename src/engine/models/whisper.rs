@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Embedding, Encoder, LayerNorm, Linear, Model,
+    Embedding, Encoder, LayerNorm, Linear, Model, Scratch,
     layers::{gelu, split_heads},
     parse,
 };
@@ -80,12 +80,19 @@ impl Model for Whisper {
         self.config.vocab_size as u32
     }
 
-    fn activation_bytes_per_token(&self, dtype_bytes: u64) -> u64 {
-        dtype_bytes * (12 * self.config.d_model + 3 * self.config.decoder_ffn_dim()) as u64
+    fn scratch(&self, dtype_bytes: u64) -> Scratch {
+        Scratch {
+            prefill_bytes_per_token: dtype_bytes * (12 * self.config.d_model + 3 * self.config.decoder_ffn_dim()) as u64,
+            // Scores and their softmax.
+            prefill_bytes_per_pair: self.config.decoder_attention_heads as u64 * 4 * 2,
+            bytes_per_slot: 0,
+            decode_bytes_per_slot: 0,
+        }
     }
 
-    fn attention_heads(&self) -> u32 {
-        self.config.decoder_attention_heads as u32
+    fn shares_prefixes(&self) -> bool {
+        // What is heard comes before them.
+        false
     }
 
     fn encoder(&self) -> Option<&dyn Encoder> {

@@ -32,7 +32,14 @@ fn least() -> Job {
         },
         prompt: Prompt { system: None, template: None, thinking: false },
         generation: Generation::default(),
-        batching: Batching { rows: 32, kv_budget: KvBudget::Auto, prefill_chunk: 512, prompt_concurrency: 8, order: Order::Length },
+        batching: Batching {
+            rows: 32,
+            kv_budget: KvBudget::Auto,
+            prefill_chunk: None,
+            prompt_concurrency: None,
+            order: Order::Length,
+            prefix_cache: true,
+        },
         audio: Audio::default(),
         transcription: Transcription::default(),
         results: Results { token_ids: false, keep_columns: Vec::new(), rows_per_part: 10_000, seconds_per_part: 300 },
@@ -86,6 +93,7 @@ fn every_key() {
         prefill_chunk = 128
         prompt_concurrency = 2
         order = "manifest"
+        prefix_cache = false
         [audio]
         long = "truncate"
         channels = "right"
@@ -146,9 +154,10 @@ fn every_key() {
         batching: Batching {
             rows: 4,
             kv_budget: KvBudget::Bytes(3 << 29),
-            prefill_chunk: 128,
-            prompt_concurrency: 2,
+            prefill_chunk: Some(128),
+            prompt_concurrency: Some(2),
             order: Order::Manifest,
+            prefix_cache: false,
         },
         audio: Audio { long: Long::Truncate, channels: Channels::Right },
         transcription: Transcription {
@@ -297,6 +306,7 @@ fn hash_changes_with_what_changes_a_row() {
         "batching.prefill_chunk=1",
         "batching.prompt_concurrency=1",
         "batching.order=manifest",
+        "batching.prefix_cache=false",
         "results.rows_per_part=1",
         "results.seconds_per_part=1",
         "generation.temperature=-0.0",
@@ -437,13 +447,14 @@ fn job() -> impl Strategy<Value = Job> {
         (0..=50_u32).prop_map(|bits| KvBudget::Bytes(1 << bits)),
     ];
     let order = prop::sample::select(vec![Order::Length, Order::Manifest]);
-    let batching = (1..=65_536_u32, budget, 1..=1_000_000_u32, 1..=65_536_u32, order).prop_map(
-        |(rows, kv_budget, prefill_chunk, prompt_concurrency, order)| Batching {
+    let batching = (1..=65_536_u32, budget, 1..=1_000_000_u32, 1..=65_536_u32, order, any::<bool>()).prop_map(
+        |(rows, kv_budget, prefill_chunk, prompt_concurrency, order, prefix_cache)| Batching {
             rows,
             kv_budget,
-            prefill_chunk,
-            prompt_concurrency,
+            prefill_chunk: Some(prefill_chunk),
+            prompt_concurrency: Some(prompt_concurrency),
             order,
+            prefix_cache,
         },
     );
     let results = (any::<bool>(), prop::collection::hash_set(name(), 0..4), 1..=10_000_000_u32, 1..=86_400_u32).prop_map(

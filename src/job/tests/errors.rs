@@ -539,7 +539,6 @@ fn later_keys_are_refused() {
         ("[job]\ntask = \"choose\"", "job.task"),
         ("[batching]\nkv_bits = 8", "batching.kv_bits"),
         ("[batching]\nkv_bits = 4", "batching.kv_bits"),
-        ("[batching]\nprefix_cache = true", "batching.prefix_cache"),
         ("columns = { video = \"clip\" }", "input.columns.video"),
         ("columns = { image = \"photo\" }", "input.columns.image"),
         ("[generation]\nlogprobs = 5", "generation.logprobs"),

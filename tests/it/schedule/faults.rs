@@ -13,7 +13,15 @@ use super::{Loop, model, price, request, stopping};
 
 /// Two slots' worth of budget for rows of up to 8 tokens, chunks of 2.
 fn limits() -> Limits {
-    Limits { rows: 4, prefill_chunk: 2, prompt_concurrency: 2, kv_bytes_max: 2 * 8 + 2, price: price(4), context_length: 16 }
+    Limits {
+        rows: 4,
+        prefill_chunk: 2,
+        prompt_concurrency: 2,
+        kv_bytes_max: 2 * 8 + 2,
+        price: price(4),
+        context_length: 16,
+        prefix_tokens_min: None,
+    }
 }
 
 /// Prompts of one to three chunks; row 1 stops early. Its prompt shares step 2 with the last chunk of row 0.
@@ -66,7 +74,7 @@ fn check(fault: Fault, plant: impl FnMut(&mut Plan, &[Plan], &[Arc<Request>]) ->
 
 fn admit(plan: &mut Plan, request: &Arc<Request>, slot: u32) {
     let reserved_tokens = request.reserved_tokens();
-    plan.admitted.push(Admission { request: Arc::clone(request), slot, reserved_tokens });
+    plan.admitted.push(Admission { request: Arc::clone(request), slot, reserved_tokens, reuse: None });
     let length = 2.min(request.prompt.len() as u32);
     plan.prefill.push(Prefill {
         sequence: request.sequence,
@@ -114,7 +122,7 @@ fn a_layout_must_hold_every_row() {
         plan.slots = 1;
         earlier.last().is_some_and(|earlier| earlier.slots == 2)
     });
-    check(Fault::TooManySlots { slots: 5, rows: 4 }, |plan, _, _| {
+    check(Fault::TooManySlots { slots: 5, slots_max: 4 }, |plan, _, _| {
         plan.slots = 5;
         true
     });
@@ -319,7 +327,7 @@ fn steps_are_launched_in_order_and_two_ahead_at_most() {
     });
     let row = request(0, 6, 1, &[]);
     let mut engine = FakeEngine::new(FakeModel::bytes());
-    let admission = Admission { slot: 0, reserved_tokens: row.reserved_tokens(), request: row };
+    let admission = Admission { slot: 0, reserved_tokens: row.reserved_tokens(), request: row, reuse: None };
     let chunk = |step| Plan {
         step,
         slots: 1,

@@ -1,6 +1,7 @@
 //! The scheduler against the fake engine, whose shadow cache refuses whatever a plan claims falsely.
 
 mod faults;
+mod prefix;
 mod random;
 mod script;
 mod small;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 
 use mlxbatch::engine::Engine;
 use mlxbatch::engine::fake::{FakeEngine, FakeModel};
-use mlxbatch::schedule::{Finished, Limits, Plan, Price, Request, Scheduler, SequenceId};
+use mlxbatch::schedule::{Finished, Limits, PREFIXES_MAX, Plan, Price, Request, Scheduler, SequenceId};
 
 /// A byte a token of a slot, slots in steps of `slot_tokens_step`, and a byte a token of a chunk.
 fn price(slot_tokens_step: u32) -> Price {
@@ -21,7 +22,9 @@ fn price(slot_tokens_step: u32) -> Price {
         slot_tokens_step,
         prefill_bytes_per_token: 1,
         prefill_bytes_per_pair: 0,
+        decode_bytes_per_slot: 0,
         encode_bytes: 0,
+        prefixes: true,
     }
 }
 
@@ -48,6 +51,15 @@ fn request(sequence: u64, prompt_tokens: u32, max_tokens: u32, stop_tokens: &[u3
     })
 }
 
+/// The same row, its first `head` tokens those that all rows of its `family` start with, and the first 6 those of every family.
+fn sharing(row: &Request, family: u32, head: usize) -> Arc<Request> {
+    let mut prompt = row.prompt.clone();
+    for (token, index) in prompt.iter_mut().zip(0..).take(head) {
+        *token = 1_000_000 + index + if index < 6 { 0 } else { 1000 * family };
+    }
+    Arc::new(Request { prompt, ..row.clone() })
+}
+
 /// The same row with a stop token among its tokens: its last but one where there are two.
 fn stopping(model: &FakeModel, row: &Request) -> Arc<Request> {
     let (tokens, _) = model.completion(&Request { stop_tokens: Arc::new([]), ..row.clone() });
@@ -61,6 +73,10 @@ struct Run {
     finished: Vec<Finished>,
     /// In the order of their admission.
     admitted: Vec<SequenceId>,
+    /// Prompt tokens copied for each of them.
+    cached_tokens: Vec<u32>,
+    /// Prompt tokens computed, those of prefixes included.
+    computed_tokens: u64,
     steps: u64,
 }
 
@@ -113,13 +129,17 @@ impl Loop {
 
     /// Every row in prefill has its chunk in the plan, in the order of admission; the engine checks what else the plan claims.
     fn launch(&mut self, plan: Plan) -> Result<(), String> {
-        self.in_prefill.extend(plan.admitted.iter().map(|admission| admission.request.sequence));
-        if !plan.prefill.iter().map(|prefill| prefill.sequence).eq(self.in_prefill.iter().copied()) {
+        let admitted = || plan.admitted.iter().filter(|admission| !admission.request.sequence.is_prefix());
+        self.in_prefill.extend(admitted().map(|admission| admission.request.sequence));
+        let chunks = || plan.prefill.iter().filter(|prefill| !prefill.sequence.is_prefix());
+        if !chunks().map(|prefill| prefill.sequence).eq(self.in_prefill.iter().copied()) {
             return Err(format!("step {} computes {:?}, and in prefill are {:?}", plan.step, plan.prefill, self.in_prefill));
         }
-        self.in_prefill = plan.prefill.iter().filter(|prefill| !prefill.last).map(|prefill| prefill.sequence).collect();
+        self.in_prefill = chunks().filter(|prefill| !prefill.last).map(|prefill| prefill.sequence).collect();
         self.engine.launch(&plan).map_err(|error| error.to_string())?;
-        self.run.admitted.extend(plan.admitted.iter().map(|admission| admission.request.sequence));
+        self.run.admitted.extend(admitted().map(|admission| admission.request.sequence));
+        self.run.cached_tokens.extend(admitted().map(|admission| admission.reuse.map_or(0, |reuse| reuse.tokens)));
+        self.run.computed_tokens += plan.prefill.iter().map(|prefill| u64::from(prefill.length)).sum::<u64>();
         self.run.steps += 1;
         self.launched.push_back(plan);
         Ok(())
@@ -152,19 +172,23 @@ impl Loop {
     }
 
     fn finds_slots_free(&mut self) -> Result<(), String> {
-        let last = SequenceId(u64::MAX);
+        let last = SequenceId(SequenceId::PREFIXES.0 - 1);
         let one_token = Request { sequence: last, prompt: vec![1], ..(*request(0, 1, 1, &[])).clone() };
         self.scheduler.add(Arc::new(one_token)).map_err(|refused| refused.to_string())?;
         self.engine.launch(&self.scheduler.plan()).map_err(|error| error.to_string())?;
         let owners: Vec<_> = self.engine.owners().collect();
-        if owners != [(0, last)] {
+        // It has the lowest slot but for those of prefixes, which may stay.
+        let (prefixes, rows): (Vec<_>, Vec<_>) = owners.iter().copied().partition(|(_, owner)| owner.is_prefix());
+        let lowest = (0..).find(|slot| prefixes.iter().all(|(taken, _)| taken != slot));
+        let most = if self.limits.prefix_tokens_min.is_some() { PREFIXES_MAX } else { 0 };
+        if !matches!(rows[..], [(slot, owner)] if Some(slot) == lowest && owner == last) || prefixes.len() > most {
             return Err(format!("slots are still taken at the end: {owners:?}"));
         }
         Ok(())
     }
 }
 
-/// Steps that rows take one after another, each with one dropped token at its end.
+/// Steps that rows take one after another, each with one dropped token at its end, and none with a prefix.
 fn work(requests: &[Arc<Request>], limits: &Limits) -> u64 {
     requests.iter().map(|row| row.prompt.len().div_ceil(limits.prefill_chunk as usize) as u64 + u64::from(row.max_tokens)).sum()
 }

@@ -11,7 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::{Loop, model, request, work};
+use super::{Loop, model, request, sharing, work};
 
 #[derive(Debug, Clone)]
 struct Job {
@@ -28,7 +28,7 @@ struct Job {
 }
 
 fn job() -> impl Strategy<Value = Job> {
-    let price = (1..4u64, vec((1..32u32, 1..4u64), 0..3), 0..8u64, 1..9u32, 0..3u64, 0..2u64, 0..60u64).prop_map(
+    let price = (1..4u64, vec((1..32u32, 1..4u64), 0..3), 0..8u64, 1..9u32, 0..3u64, 0..2u64, 0..6u64, 0..60u64, 0..9u8).prop_map(
         |(
             full_bytes_per_token,
             windows,
@@ -36,7 +36,9 @@ fn job() -> impl Strategy<Value = Job> {
             slot_tokens_step,
             prefill_bytes_per_token,
             prefill_bytes_per_pair,
+            decode_bytes_per_slot,
             encode_bytes,
+            prefixes,
         )| Price {
             full_bytes_per_token,
             windows,
@@ -44,22 +46,29 @@ fn job() -> impl Strategy<Value = Job> {
             slot_tokens_step,
             prefill_bytes_per_token,
             prefill_bytes_per_pair,
+            decode_bytes_per_slot,
             encode_bytes,
+            prefixes: prefixes > 0,
         },
     );
-    let limits = (1..20u32, 1..12u32, 1..6u32, 100..4000u64, price, 30..60u32).prop_map(
-        |(rows, prefill_chunk, prompt_concurrency, kv_bytes_max, price, context_length)| Limits {
+    let prefix_tokens_min = select(vec![None, Some(0), Some(1), Some(3), Some(8)]);
+    let limits = (1..20u32, 1..12u32, 1..6u32, 100..4000u64, price, 30..60u32, prefix_tokens_min).prop_map(
+        |(rows, prefill_chunk, prompt_concurrency, kv_bytes_max, price, context_length, prefix_tokens_min)| Limits {
             rows,
             prefill_chunk,
             prompt_concurrency,
             kv_bytes_max,
             price,
             context_length,
+            prefix_tokens_min,
         },
     );
-    let rows = vec((1..40u32, 1..24u32), 1..48).prop_map(|lengths| {
-        let numbered = lengths.into_iter().zip(0..);
-        numbered.map(|((prompt_tokens, max_tokens), sequence)| request(sequence, prompt_tokens, max_tokens, &[1000])).collect()
+    let rows = (vec((1..40u32, 1..24u32, 0..12u32, select(vec![0, 9, 20, 40])), 1..48), 1..12u32).prop_map(|(rows, families)| {
+        let numbered = rows.into_iter().zip(0..);
+        let rows = numbered.map(|((prompt_tokens, max_tokens, family, head), sequence)| {
+            sharing(&request(sequence, prompt_tokens, max_tokens, &[1000]), family % families, head)
+        });
+        rows.collect()
     });
     let ends = (select(vec![0, 3, 10, 40]), vec((0..60u64, 0..48u64), 0..6), select(vec![7, 50, 1_000_000]));
     (limits, rows, 1..3usize, vec(0..6usize, 1..8), ends).prop_map(
@@ -115,7 +124,8 @@ fn check(job: &Job) -> Result<(), TestCaseError> {
             turn_with_stop_strings(&mut lap, job.stop_string)?;
         }
         turn += 1;
-        prop_assert!(turn <= 2 * work(&job.rows, &job.limits) + 2 * job.rows.len() as u64, "not done after {} turns", turn);
+        // A row may have a prefix computed before it that is as long as its prompt.
+        prop_assert!(turn <= 4 * work(&job.rows, &job.limits) + 4 * job.rows.len() as u64, "not done after {} turns", turn);
     }
     // A budget that takes no row at all does not take that one either.
     if !accepted.is_empty() {
@@ -124,8 +134,14 @@ fn check(job: &Job) -> Result<(), TestCaseError> {
 
     let admitted: Vec<_> = lap.run.admitted.clone();
     prop_assert!(admitted.is_sorted_by(|before, after| before < after), "admitted out of order: {:?}", admitted);
+    let shares = job.limits.prefix_tokens_min.filter(|_| job.limits.price.prefixes);
+    let cached: BTreeMap<_, _> = admitted.iter().zip(&lap.run.cached_tokens).collect();
+    for &&tokens in cached.values() {
+        prop_assert!(tokens == 0 || shares.is_some_and(|least| tokens >= least), "{} tokens are copied", tokens);
+    }
     let mut finished = BTreeMap::new();
     for row in &lap.run.finished {
+        prop_assert_eq!(row.cached_tokens, *cached[&row.sequence]);
         prop_assert!(finished.insert(row.sequence.0, (row.tokens.clone(), row.reason)).is_none(), "{:?} ended twice", row.sequence);
     }
     let remain = accepted.iter().filter(|row| !cancelled.contains(&row.sequence.0));

@@ -5,6 +5,7 @@
 //! ```text
 //! limits rows=2 prefill_chunk=4 …      begins a scheduler; a key left out does not limit anything
 //! add 1 prompt=5 max_tokens=3 stop=9   a row of 5 prompt tokens that token 9 ends
+//! add 1 prompt=5 head=3 …              the first 3 of them are those of all rows, the others its own
 //! plan                                 the next step, which the fake engine checks
 //! commit 1:7 2:9!                      tokens of the oldest step in flight; ! says that a stop string ends there
 //! commit newest 1:7                    hands over the plan of the newest step in flight
@@ -23,7 +24,7 @@ use std::sync::Arc;
 
 use mlxbatch::engine::Engine;
 use mlxbatch::engine::fake::{FakeEngine, FakeModel};
-use mlxbatch::schedule::{FinishReason, Limits, Plan, Price, Request, Sampled, Scheduler, SequenceId};
+use mlxbatch::schedule::{Admission, FinishReason, Limits, Plan, Price, Request, Sampled, Scheduler, SequenceId};
 
 use super::{model, price};
 
@@ -47,6 +48,7 @@ impl Session {
             kv_bytes_max: words.key("kv_bytes_max")?.unwrap_or(10_000),
             context_length: words.key("context_length")?.unwrap_or(1_000),
             price,
+            prefix_tokens_min: words.key("prefix_tokens_min")?,
         };
         // One token that ends no row: the script says what is sampled.
         let mut engine = FakeEngine::new(FakeModel { alphabet: vec![u32::MAX], ..model(&limits) });
@@ -78,9 +80,14 @@ impl Session {
     }
 
     fn add(&mut self, words: &mut Words) -> Result<String, String> {
+        let sequence: u64 = words.next()?;
+        let mut prompt = vec![0; words.key("prompt")?.ok_or("prompt=… is missing")?];
+        if let Some(head) = words.key::<usize>("head")? {
+            prompt.iter_mut().skip(head).for_each(|token| *token = sequence as u32);
+        }
         let request = Request {
-            sequence: SequenceId(words.next()?),
-            prompt: vec![0; words.key("prompt")?.ok_or("prompt=… is missing")?],
+            sequence: SequenceId(sequence),
+            prompt,
             max_tokens: words.key("max_tokens")?.ok_or("max_tokens=… is missing")?,
             stop_tokens: words.key("stop")?.into_iter().collect(),
             generation: Arc::default(),
@@ -125,11 +132,20 @@ impl Session {
                 FinishReason::Stop => "stop",
                 FinishReason::Length => "length",
             };
+            let cached = if row.cached_tokens == 0 { String::new() } else { format!(", {} cached", row.cached_tokens) };
             let tokens: Vec<_> = row.tokens.iter().map(u32::to_string).collect();
-            format!("{} ends, {reason}: {}", row.sequence.0, tokens.join(" "))
+            format!("{} ends, {reason}{cached}: {}", row.sequence.0, tokens.join(" "))
         });
         let lines: Vec<_> = lines.collect();
         Ok(if lines.is_empty() { "nothing ends".to_owned() } else { lines.join("\n") })
+    }
+}
+
+/// A row's number, or that of a prefix.
+fn name(sequence: SequenceId) -> String {
+    match sequence.0.checked_sub(SequenceId::PREFIXES.0) {
+        Some(number) => format!("prefix {number}"),
+        None => sequence.0.to_string(),
     }
 }
 
@@ -139,19 +155,17 @@ fn describe(plan: &Plan, limits: &Limits) -> String {
         format!("step {}: {} × {} tokens, {bytes} of {} bytes", plan.step, plan.slots, plan.slot_tokens, limits.kv_bytes_max);
     let mut line = |line: String| text.write_fmt(format_args!("\n  {line}")).expect("a string takes all");
     for release in &plan.released {
-        line(format!("release {} from slot {}", release.sequence.0, release.slot));
+        line(format!("release {} from slot {}", name(release.sequence), release.slot));
     }
-    for admission in &plan.admitted {
-        line(format!(
-            "admit {} to slot {}, {} tokens reserved",
-            admission.request.sequence.0, admission.slot, admission.reserved_tokens
-        ));
+    for Admission { request, slot, reserved_tokens, reuse } in &plan.admitted {
+        let reused = reuse.map(|reuse| format!(", {} of them copied from slot {}", reuse.tokens, reuse.slot)).unwrap_or_default();
+        line(format!("admit {} to slot {slot}, {reserved_tokens} tokens reserved{reused}", name(request.sequence)));
     }
     for prefill in &plan.prefill {
         let (start, end) = (prefill.start, prefill.start + prefill.length);
         line(format!(
             "prefill {} in slot {}: {start}..{end}{}",
-            prefill.sequence.0,
+            name(prefill.sequence),
             prefill.slot,
             if prefill.last { ", last" } else { "" }
         ));
@@ -251,4 +265,4 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admission budget cancel commit layout one_step_ahead prefill prefill_shared refusal }
+scripts! { admission budget cancel commit layout one_step_ahead prefill prefill_shared prefix refusal }

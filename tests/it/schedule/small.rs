@@ -15,7 +15,15 @@ struct Row {
 }
 
 fn unlimited() -> Limits {
-    Limits { rows: 4, prefill_chunk: 3, prompt_concurrency: 4, kv_bytes_max: u64::MAX, price: price(2), context_length: 8 }
+    Limits {
+        rows: 4,
+        prefill_chunk: 3,
+        prompt_concurrency: 4,
+        kv_bytes_max: u64::MAX,
+        price: price(2),
+        context_length: 8,
+        prefix_tokens_min: None,
+    }
 }
 
 /// Rows of prompt and `max_tokens` among `lengths`, each with and without an early stop, for one place in a workload.

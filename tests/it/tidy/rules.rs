@@ -20,7 +20,7 @@ const WALLS: &[(&str, &[&str], &str)] = &[
     ("unsafe", &["src/engine/ffi.rs"], "one file to read for who doubts memory"),
     ("arrow", &["src/sink/", "src/manifest/", "src/run/summary.rs"], "rows are plain types everywhere else"),
     ("parquet", &["src/sink/", "src/manifest/", "src/run/summary.rs"], "rows are plain types everywhere else"),
-    ("clap", &["src/args.rs", "src/main.rs"], "what was typed ends there"),
+    ("clap", &["src/args.rs", "src/args/", "src/main.rs"], "what was typed ends there"),
     ("clap_complete", &["src/args.rs"], "what was typed ends there"),
     ("anyhow", &["src/run/", "src/sink/tests.rs"], "elsewhere an error says in its type what can go wrong"),
     ("indicatif", &["src/report/"], "the run tells events, and knows nothing of how they look"),

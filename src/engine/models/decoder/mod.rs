@@ -2,10 +2,16 @@
 //!
 //! Sources: arXiv:2302.13971; transformers `modeling_{llama,qwen2,qwen3,gemma3}.py`; the files of the same names in mlx-lm.
 
+mod fused;
+#[cfg(test)]
+mod fused_tests;
+
 use mlx_rs::{Array, Dtype, ops};
 
+use fused::Fused;
+
 use super::{
-    Embedding, Linear, Model, RmsNorm,
+    Embedding, Linear, Model, RmsNorm, Scratch,
     host_decoder::HostDecoder,
     layers::{self, Activation, GateUp, GatedMlp, Output},
     rope::{Rope, RopeOptions},
@@ -61,6 +67,8 @@ pub struct Decoder {
     hidden_size: i32,
     pub(super) intermediate_size: i32,
     vocab_size: i32,
+    /// Where the device has kernels for this model.
+    fused: Option<Fused>,
 }
 
 pub(super) struct Layer {
@@ -155,7 +163,8 @@ impl Decoder {
         let norm = norm(loader, "model.norm", hidden)?;
         let output = Output::load(loader, options.tied, hidden, options.vocab_size)?;
         loader.finish()?;
-        let decoder = Self {
+        let (merges, on_host) = (loader.merges(), loader.on_host());
+        let mut decoder = Self {
             embed_tokens,
             embedding_scale: options.embedding_scale,
             layers,
@@ -164,8 +173,12 @@ impl Decoder {
             hidden_size: hidden,
             intermediate_size: options.intermediate_size,
             vocab_size: options.vocab_size,
+            fused: None,
         };
-        if !loader.on_host() {
+        if merges {
+            decoder.fused = Fused::new(&decoder, options.activation).map_err(|error| WeightError::Mlx(error.to_string()))?;
+        }
+        if !on_host {
             return Ok(Box::new(decoder));
         }
         Ok(match HostDecoder::new(decoder).map_err(|error| WeightError::Mlx(error.to_string()))? {
@@ -194,6 +207,11 @@ impl Model for Decoder {
             let scale = Array::from_f32(scale).as_dtype(Dtype::Bfloat16)?;
             hidden = hidden.multiply(scale.as_dtype(hidden.dtype())?)?;
         }
+        if let Some(fused) = &self.fused
+            && let Some(hidden) = fused.forward(self, &hidden, step, cache)?
+        {
+            return self.norm.forward(&hidden);
+        }
         for (index, layer) in self.layers.iter().enumerate() {
             hidden = layer.forward(&hidden, index, step, cache)?;
         }
@@ -208,13 +226,38 @@ impl Model for Decoder {
         self.vocab_size as u32
     }
 
-    fn activation_bytes_per_token(&self, dtype_bytes: u64) -> u64 {
-        let heads = self.layers.first().map_or(0, |Layer { attention: own, .. }| (own.heads + 2 * own.kv_heads) * own.head_dim);
-        dtype_bytes * (8 * self.hidden_size + 3 * self.intermediate_size + 3 * heads) as u64
+    fn scratch(&self, dtype_bytes: u64) -> Scratch {
+        let (queries, keys) = self
+            .layers
+            .first()
+            .map_or((0, 0), |Layer { attention: own, .. }| (own.heads * own.head_dim, own.kv_heads * own.head_dim));
+        if let Some(fused) = &self.fused {
+            let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
+            return fused.scratch([hidden, queries, keys, intermediate].map(|size| size as u64 * dtype_bytes), self.layers.len());
+        }
+        let numbers = 8 * self.hidden_size + 3 * self.intermediate_size + 3 * (queries + 2 * keys);
+        Scratch {
+            prefill_bytes_per_token: dtype_bytes * numbers as u64,
+            // Scores and their softmax.
+            prefill_bytes_per_pair: self.layers.first().map_or(0, |layer| layer.attention.heads as u64) * 4 * 2,
+            bytes_per_slot: 0,
+            decode_bytes_per_slot: 0,
+        }
     }
 
-    fn attention_heads(&self) -> u32 {
-        self.layers.first().map_or(0, |layer| layer.attention.heads as u32)
+    fn copy_prefix(&self, cache: &mut Cache, from: i32, slots: &[i32], tokens: i32) -> Result<(), EngineError> {
+        match &self.fused {
+            Some(fused) => fused.copy_prefix(cache, from, slots, tokens),
+            None => cache.copy_prefix(from, slots, tokens),
+        }
+    }
+
+    fn shares_prefixes(&self) -> bool {
+        !self.layers.iter().any(|layer| layer.attention.rope.depends_on_length())
+    }
+
+    fn pads(&self) -> bool {
+        self.fused.is_some()
     }
 }
 

@@ -1,0 +1,53 @@
+//! What a model costs on a device, as the scheduler's budget counts.
+
+use mlx_rs::Dtype;
+
+use super::models::Model;
+use crate::schedule::Price;
+
+/// Slots grow in steps of this many tokens: each step of growth copies the cache once.
+pub const SLOT_TOKENS_STEP: u32 = 64;
+
+/// Windows of recordings encoded at once: on a GPU one alone does not fill it, on the CPU more would only take more memory.
+pub fn windows_at_once(on_gpu: bool) -> usize {
+    if on_gpu { 8 } else { 1 }
+}
+
+/// With keys and values of `dtype`. `greedy` where no row is sampled but by its likeliest token.
+pub fn of(model: &dyn Model, dtype: Dtype, on_gpu: bool, greedy: bool) -> Price {
+    let bytes = if dtype == Dtype::Float32 { 4 } else { 2 };
+    let scratch = model.scratch(bytes);
+    // A row's logits, twice where one step is computed behind another; of a sampled row their float32 copy and its cumulative
+    // sums too.
+    let logit_bytes = match (greedy, on_gpu) {
+        (true, true) => 2 * bytes,
+        (true, false) => bytes,
+        (false, _) => 16,
+    };
+    let mut price = Price {
+        full_bytes_per_token: 0,
+        windows: Vec::new(),
+        fixed_bytes_per_slot: u64::from(model.vocabulary()) * logit_bytes + scratch.bytes_per_slot,
+        slot_tokens_step: SLOT_TOKENS_STEP,
+        prefill_bytes_per_token: scratch.prefill_bytes_per_token,
+        prefill_bytes_per_pair: scratch.prefill_bytes_per_pair,
+        decode_bytes_per_slot: scratch.decode_bytes_per_slot,
+        encode_bytes: 0,
+        prefixes: model.shares_prefixes(),
+    };
+    if let Some(encoder) = model.encoder() {
+        price.fixed_bytes_per_slot += encoder.cross_layout().bytes_per_slot(bytes);
+        price.encode_bytes = encoder.encode_bytes(windows_at_once(on_gpu) as u64, bytes);
+    }
+    for layout in model.cache_layout() {
+        let per_token = 2 * bytes * (layout.kv_heads * layout.head_dim) as u64;
+        match layout.window {
+            None => price.full_bytes_per_token += per_token,
+            Some(window) => match price.windows.iter_mut().find(|(tokens, _)| *tokens == window as u32) {
+                Some((_, total)) => *total += per_token,
+                None => price.windows.push((window as u32, per_token)),
+            },
+        }
+    }
+    price
+}
