@@ -238,7 +238,10 @@ impl<C: Code, const ROWS: usize> WithSimd for Fused<'_, C, ROWS> {
                 let (scale, bias) = (pair::<S>(scale, at), pair::<S>(bias, at));
                 for (words, x) in words.iter().zip(x.chunks_exact(C::PER_WORD)) {
                     let words = pair_of_words::<S>(words, at);
-                    #[expect(clippy::needless_range_loop, reason = "a count that the compiler knows is unrolled, and shifts with it")]
+                    #[expect(
+                        clippy::needless_range_loop,
+                        reason = "a count that the compiler knows is unrolled, and shifts with it"
+                    )]
                     for index in 0..C::PER_WORD {
                         let weights = weights::<S, C>(simd, words, index, scale, bias);
                         add_products(simd, &mut sums, &x[index], weights);
@@ -296,7 +299,10 @@ impl<C: Code> WithSimd for Unpack<'_, C> {
                 let (scale, bias) = (pair::<S>(scale, at), pair::<S>(bias, at));
                 for (words, lines) in words.iter().zip(block.chunks_exact_mut(C::PER_WORD)) {
                     let words = pair_of_words::<S>(words, at);
-                    #[expect(clippy::needless_range_loop, reason = "a count that the compiler knows is unrolled, and shifts with it")]
+                    #[expect(
+                        clippy::needless_range_loop,
+                        reason = "a count that the compiler knows is unrolled, and shifts with it"
+                    )]
                     for index in 0..C::PER_WORD {
                         set_pair::<S>(&mut lines[index], at, weights::<S, C>(simd, words, index, scale, bias));
                     }
