@@ -3,11 +3,12 @@
 #
 #     run.sh [WORKLOAD:ROWS[:PROMPTS] ...]
 #
-# WORKLOAD is a, b or c of docs/benchmarks.md; or `step`: as many prompts as rows, of 416 tokens and 64 new ones each, for a look at
+# WORKLOAD is a, b, c or d of docs/benchmarks.md; or `step`: as many prompts as rows, of 416 tokens and 64 new ones each, for a look at
 # decode steps at 448 tokens of context. With a 4 behind it (a4, step4) weights have 4 bits, which transformers does not read.
 #
 # The halves that stage.sh made lie in the folders `a` and `b`, one of which holds this script. Where one is missing, the other is
-# kept in $WORK and nothing is measured: so they may come one after the other.
+# kept in $WORK and nothing is measured: so they may come one after the other. The folders `c`, `d` and `e`, which only workload d needs,
+# are kept in the same way.
 #
 # Results go to $OUT/results.jsonl, an object a program and workload; compare.py makes tables of it. Variables:
 #   WORK      where all is unpacked                                            /tmp/mlxbatch-gpu
@@ -28,7 +29,7 @@ REPEAT=${REPEAT:-3} LIMIT=${LIMIT:-100} TOTAL=${TOTAL:-560} FLAGS=${FLAGS:-} MOD
 pieces=${*:-a:64 a:256 a:1:8 b:256 c:256 b:64 c:64 a:8:32}
 
 mkdir -p "$WORK" "$OUT" && WORK=$(cd "$WORK" && pwd) && OUT=$(cd "$OUT" && pwd) || exit 1
-for half in "$here/../a" "$here/../b"; do
+for half in "$here"/../[a-e]; do
   if [ -d "$half" ]; then cp -p "$half"/* "$WORK/"; fi
 done
 cd "$WORK" || exit 1
@@ -52,6 +53,33 @@ if [ ! -e "$MODEL/config.json" ] || [ ! -e "$MODEL-4bit/config.json" ]; then
   with_mlx python3 make_model.py "$MODEL" "$MODEL" --quantized "$MODEL-4bit" || exit 1
 fi
 
+# Workload d: recordings, by a script of their own.
+speech() {
+  local rows=$1 windows=${2:-512} program status
+  if [ ! -e whisper/weights.safetensors ]; then
+    for part in whisper.aa whisper.ab whisper.ac clips.tar; do
+      [ -s $part ] || { echo "run: $part has not come, so d:$rows is left out"; return; }
+    done
+    mkdir -p whisper clips && cat whisper.aa whisper.ab whisper.ac | tar x -C whisper && tar xf clips.tar -C clips || return
+  fi
+  rm -rf windows && python3 speech.py windows clips windows --windows "$windows" || return
+  for program in $PROGRAMS; do
+    [ "$program" = mlx_lm ] && continue
+    [ "$SECONDS" -lt "$TOTAL" ] || { echo "run: $TOTAL s are over; $program on d:$rows is left out"; continue; }
+    echo "== d:$rows $program, at $SECONDS s"
+    case $program in
+      mlxbatch) with_mlx timeout -k 5 "$LIMIT" python3 speech.py mlxbatch ./mlxbatch whisper windows --rows "$rows" \
+        --repeat "$REPEAT" --device "$DEVICE" --result "$OUT/d-$program.json" ;;
+      *) timeout -k 5 "$LIMIT" python3 speech.py "$program" whisper windows --rows "$rows" --repeat "$REPEAT" --device "$DEVICE" \
+        --result "$OUT/d-$program.json" ;;
+    esac 2>errors.txt
+    status=$?
+    grep -E "windows/s" errors.txt | tail -n 4
+    [ "$status" = 0 ] || { echo "run: status $status (124: out of time)"; tail -n 15 errors.txt; }
+  done
+  cmp "$OUT/d-mlxbatch.json.texts" "$OUT/d-transformers.json.texts" && echo "texts are the same"
+}
+
 # What a program does on one workload; its result goes into the file $result.
 measure() {
   local program=$1 weights=$2 rows=$3
@@ -72,6 +100,10 @@ measure() {
 
 for piece in $pieces; do
   IFS=: read -r workload rows prompts <<<"$piece"
+  if [ "$workload" = d ]; then
+    speech "$rows" "$prompts"
+    continue
+  fi
   weights=$MODEL
   name=$workload
   case $name in *4) weights=$MODEL-4bit name=${name%4} ;; esac

@@ -56,6 +56,16 @@ impl Fused {
         Ok(Some(Self { kernels, rotaries }))
     }
 
+    #[cfg(test)]
+    pub fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    #[cfg(test)]
+    pub fn rotary(&self, layer: usize) -> &Rotary {
+        &self.rotaries[layer]
+    }
+
     /// [`Decoder::forward`] behind the embedding and before the last norm. None where a number format is not the kernels'.
     pub fn forward(&self, decoder: &Decoder, hidden: &Array, step: &Step, cache: &mut Cache) -> Result<Option<Array>, EngineError> {
         if hidden.dtype() != self.kernels.dtype() {

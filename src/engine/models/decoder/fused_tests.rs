@@ -5,7 +5,10 @@ use std::{cell::Cell, collections::HashMap, path::Path};
 use mlx_rs::{Array, Dtype, random, transforms};
 use serde_json::{Value, json};
 
-use super::super::{Model, golden_test::pass, load};
+use super::{
+    super::{Model, golden_test::pass, load},
+    Decoder, DecoderOptions, LayerOptions, Qkv,
+};
 use crate::engine::{
     cache::Cache,
     ffi,
@@ -158,5 +161,140 @@ fn kernels_agree_with_the_plain_operations() {
             let shifted = logits(&*open(dtype, true), dtype, 1599);
             assert_eq!(error(&shifted, &reference), fused, "how long slots are changes nothing");
         }
+    }
+}
+
+/// Where the time of a decode step goes, at 64 and other numbers of rows with 448 tokens each: a table on standard output. The model is
+/// that of tests/gpu/make_model.py.
+#[test]
+#[ignore = "measures, on a GPU of NVIDIA's"]
+fn profile_of_a_decode_step() {
+    if !ffi::cuda_available() {
+        println!("skipped: there is no GPU of NVIDIA's here");
+        return;
+    }
+    mlx_rs::Device::set_default(&mlx_rs::Device::gpu());
+    const REPEATS: u32 = 30;
+    let config = json!({
+        "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "vocab_size": 128_256,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192, "rope_theta": 500_000.0, "tie_word_embeddings": false,
+    });
+    let folder = tempfile::tempdir().unwrap();
+    checkpoint(folder.path(), &config);
+    let open = |merge: bool| -> Decoder {
+        let policy = Policy { dtype: Some(Dtype::Bfloat16), dequantize: false, merge, host: false };
+        let mut loader = Loader::open(&[folder.path().join("model.safetensors")], &config, policy).unwrap();
+        let layers = (0..16).map(|_| LayerOptions {
+            rope: super::RopeOptions {
+                head_dim: 64,
+                base: 500_000.0,
+                traditional: false,
+                scaling: None,
+                max_position_embeddings: None,
+                factors: None,
+            },
+            window: None,
+        });
+        let options = DecoderOptions {
+            hidden_size: 2048,
+            intermediate_size: 8192,
+            vocab_size: 128_256,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 64,
+            rms_norm_eps: 1e-5,
+            norm_offset: 0.0,
+            embedding_scale: None,
+            qkv_bias: false,
+            output_bias: false,
+            mlp_bias: false,
+            qk_norm: false,
+            sandwich_norms: false,
+            activation: super::Activation::Silu,
+            attention_scale: 0.125,
+            tied: Some(false),
+            layers: layers.collect(),
+        };
+        Decoder::build(options, &mut loader).unwrap()
+    };
+    let (fused, plain) = (open(true), open(false));
+    for rows in [8i32, 64, 256] {
+        let timed = |name: &str, run: &mut dyn FnMut() -> Vec<Array>| {
+            for _ in 0..3 {
+                transforms::eval(run().iter()).unwrap();
+            }
+            let started = std::time::Instant::now();
+            let mut built = std::time::Duration::ZERO;
+            let mut last = Vec::new();
+            for _ in 0..REPEATS {
+                let since = std::time::Instant::now();
+                last = run();
+                transforms::async_eval(last.iter()).unwrap();
+                built += since.elapsed();
+            }
+            transforms::eval(last.iter()).unwrap();
+            let each = |time: std::time::Duration| time.as_secs_f64() * 1e3 / f64::from(REPEATS);
+            println!(
+                "{rows:4} rows  {name:34} {:6.3} ms, of which the host builds for {:6.3}",
+                each(started.elapsed()),
+                each(built)
+            );
+        };
+        let places: Vec<(u32, u32)> = (0..rows as u32).map(|slot| (slot, 447)).collect();
+        let tokens = Array::from_slice(&(0..rows).collect::<Vec<i32>>(), &[rows]);
+        for (name, model) in [("the whole step, kernels", &fused), ("the whole step, plain", &plain)] {
+            let mut cache = Cache::new(model.cache_layout(), Dtype::Bfloat16, 64).unwrap();
+            cache.resize(rows, 512).unwrap();
+            timed(name, &mut || {
+                cache.begin_step();
+                let step = crate::engine::cache::Step::new(Vec::new(), &places);
+                let hidden = model.forward(&tokens, &step, &mut cache).unwrap();
+                let logits = model.logits(&hidden).unwrap();
+                let mut arrays = vec![mlx_rs::ops::indexing::argmax_axis(&logits, -1, false).unwrap()];
+                arrays.extend(cache.arrays().cloned());
+                arrays
+            });
+        }
+        let hidden = random::normal::<f32>(&[rows, 2048], None, None, &random::key(5).unwrap()).unwrap();
+        let hidden = hidden.as_dtype(Dtype::Bfloat16).unwrap();
+        timed("products of the layers", &mut || {
+            let mut x = hidden.clone();
+            for layer in &fused.layers {
+                let Qkv::Merged(qkv) = &layer.attention.qkv else { panic!("not merged") };
+                let (gate_up, down) = layer.mlp.merged().unwrap();
+                let queries = ffi::slice(&qkv.forward(&x).unwrap(), &[0, 0], &[rows, 2048]).unwrap();
+                let y = layer.attention.o_proj.forward_add(&queries, &x).unwrap();
+                let middle = ffi::slice(&gate_up.forward(&y).unwrap(), &[0, 0], &[rows, 8192]).unwrap();
+                x = down.forward_add(&middle, &y).unwrap();
+            }
+            vec![x]
+        });
+        timed("logits and the likeliest", &mut || {
+            let logits = fused.logits(&hidden).unwrap();
+            vec![mlx_rs::ops::indexing::argmax_axis(&logits, -1, false).unwrap()]
+        });
+        timed("norms and gates", &mut || {
+            let kernels = fused.fused.as_ref().unwrap().kernels();
+            let mut x = hidden.clone();
+            let wide = mlx_rs::ops::broadcast_to(x.reshape(&[rows, 1, 2048]).unwrap(), &[rows, 8, 2048]).unwrap();
+            let wide = wide.reshape(&[rows, 16_384]).unwrap();
+            let mut gates = vec![wide.clone()];
+            for layer in &fused.layers {
+                x = layer.feedforward_norm.forward(&layer.input_norm.forward(&x).unwrap()).unwrap();
+                gates.push(kernels.gate(&wide).unwrap());
+            }
+            gates.push(x);
+            gates
+        });
+        let mut cache = Cache::new(fused.cache_layout(), Dtype::Bfloat16, 64).unwrap();
+        cache.resize(rows, 512).unwrap();
+        timed("attention", &mut || {
+            let fused = fused.fused.as_ref().unwrap();
+            let step = crate::engine::cache::Step::new(Vec::new(), &places);
+            let places = fused.kernels().places(&step);
+            let qkv = mlx_rs::ops::concatenate(&[&hidden, &ffi::slice(&hidden, &[0, 0], &[rows, 1024]).unwrap()], 1).unwrap();
+            (0..16).map(|layer| fused.kernels().attend(layer, &qkv, fused.rotary(layer), &cache, &places).unwrap()).collect()
+        });
     }
 }

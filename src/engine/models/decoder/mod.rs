@@ -100,7 +100,19 @@ pub(super) enum Qkv {
 }
 
 impl Decoder {
+    /// In the form that suits the device.
     pub fn load(options: DecoderOptions<'_>, mut loader: Loader) -> Result<Box<dyn Model>, WeightError> {
+        let decoder = Self::build(options, &mut loader)?;
+        if !loader.on_host() {
+            return Ok(Box::new(decoder));
+        }
+        Ok(match HostDecoder::new(decoder).map_err(|error| WeightError::Mlx(error.to_string()))? {
+            Ok(on_host) => Box::new(on_host),
+            Err(decoder) => decoder,
+        })
+    }
+
+    fn build(options: DecoderOptions<'_>, loader: &mut Loader) -> Result<Self, WeightError> {
         let DecoderOptions { hidden_size: hidden, heads, kv_heads, head_dim, .. } = options;
         let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
         let norm = |loader: &mut Loader, module: &str, size: i32| -> Result<RmsNorm, WeightError> {
@@ -112,7 +124,6 @@ impl Decoder {
             weight.eval()?;
             Ok(RmsNorm { weight, ..stored })
         };
-        let loader = &mut loader;
         let embed_tokens = loader.embedding("model.embed_tokens", options.vocab_size, hidden)?;
         let mut layers = Vec::with_capacity(options.layers.len());
         for (index, LayerOptions { rope, window }) in options.layers.into_iter().enumerate() {
@@ -163,7 +174,6 @@ impl Decoder {
         let norm = norm(loader, "model.norm", hidden)?;
         let output = Output::load(loader, options.tied, hidden, options.vocab_size)?;
         loader.finish()?;
-        let (merges, on_host) = (loader.merges(), loader.on_host());
         let mut decoder = Self {
             embed_tokens,
             embedding_scale: options.embedding_scale,
@@ -175,16 +185,10 @@ impl Decoder {
             vocab_size: options.vocab_size,
             fused: None,
         };
-        if merges {
+        if loader.merges() {
             decoder.fused = Fused::new(&decoder, options.activation).map_err(|error| WeightError::Mlx(error.to_string()))?;
         }
-        if !on_host {
-            return Ok(Box::new(decoder));
-        }
-        Ok(match HostDecoder::new(decoder).map_err(|error| WeightError::Mlx(error.to_string()))? {
-            Ok(on_host) => Box::new(on_host),
-            Err(decoder) => decoder,
-        })
+        Ok(decoder)
     }
 
     /// The reference rounds this factor to bfloat16, whatever the model computes in.
