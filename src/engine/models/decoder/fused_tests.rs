@@ -164,8 +164,8 @@ fn kernels_agree_with_the_plain_operations() {
     }
 }
 
-/// Where the time of a decode step goes, at 64 and other numbers of rows with 448 tokens each: a table on standard output. The model is
-/// that of tests/gpu/make_model.py.
+/// Where the time of a decode step goes, at 64 and other numbers of rows with 448 tokens each: a table on standard output. The
+/// model is that of tests/gpu/make_model.py.
 #[test]
 #[ignore = "measures, on a GPU of NVIDIA's"]
 fn profile_of_a_decode_step() {
