@@ -25,8 +25,6 @@ from compare import median
 
 RATE = 16_000
 SECONDS = 30
-# Windows of the short run.
-SHORT = 64
 
 
 def windows(args):
@@ -66,19 +64,20 @@ def run_mlxbatch(args, work, files, name):
 
 def texts_of(args, work, name):
     shown = [args.program, "show", work / f"{name}-out", "--columns", "id,text"]
-    return subprocess.run(shown, check=True, capture_output=True, text=True).stdout
+    lines = subprocess.run(shown, check=True, capture_output=True, text=True).stdout.splitlines()
+    return "".join(line + "\n" for line in sorted(lines))
 
 
 def mlxbatch(args):
     files = sorted(args.folder.resolve().glob("*.wav"))
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        run_mlxbatch(args, work, files[:SHORT], "short")
+        run_mlxbatch(args, work, files[: args.short], "short")
         walls = []
         for number in range(args.repeat):
-            short, _ = run_mlxbatch(args, work, files[:SHORT], "short")
+            short, _ = run_mlxbatch(args, work, files[: args.short], "short")
             long, summary = run_mlxbatch(args, work, files, "long")
-            walls.append((long - short) / (len(files) - SHORT))
+            walls.append((long - short) / (len(files) - args.short))
             print(f"run {number + 1}: {1 / walls[-1]:.1f} windows/s ({long:.2f} s and {short:.2f} s)", file=sys.stderr, flush=True)
             write(args, "mlxbatch", walls, {"summary": summary, "wall_seconds_long": long, "wall_seconds_short": short})
         Path(f"{args.result}.texts").write_text(texts_of(args, work, "long"))
@@ -201,8 +200,7 @@ def transformers(args):
         peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
         versions = {"transformers": __version__, "torch": torch.__version__}
         write(args, "transformers", walls or [wall], {"versions": versions, "peak_memory_bytes": peak, "warm_up_only": not walls})
-    rows = [json.dumps({"id": name, "text": text}) for name, text in sorted(texts.items())]
-    Path(f"{args.result}.texts").write_text("\n".join(rows) + "\n")
+    Path(f"{args.result}.texts").write_text("".join(f"{name}\t{text}\n" for name, text in sorted(texts.items())))
 
 
 def main():
@@ -217,6 +215,7 @@ def main():
         command = commands.add_parser(name)
         if run is mlxbatch:
             command.add_argument("program", type=Path)
+            command.add_argument("--short", type=int, default=64, help="windows of the short run")
         command.add_argument("model", type=Path)
         command.add_argument("folder", type=Path)
         command.add_argument("--rows", type=int, default=64)
