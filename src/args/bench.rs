@@ -69,7 +69,7 @@ pub struct Bench {
     #[arg(long)]
     pub plain: bool,
 
-    /// What quantized weights are computed with
+    /// What quantized weights are computed with on a GPU; a CPU computes with them as they are stored
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Weights::Auto)]
     pub weights: Weights,
 

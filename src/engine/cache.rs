@@ -50,7 +50,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Each token's position, and how far its sequence reaches.
+    /// Each token's position, and how far its sequence reaches. Of a step without padding.
     pub fn tokens(&self) -> impl Iterator<Item = (i32, i32)> {
         let of_chunks = self.chunks.iter().flat_map(|chunk| chunk.start..chunk.start + chunk.length);
         of_chunks.chain(self.rows.iter().map(|row| row.1 as i32)).zip(self.reaches.iter().copied())

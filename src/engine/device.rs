@@ -35,11 +35,13 @@ pub enum WeightForm {
 /// Rows from which on CUDA computes faster with dense weights than with quantized ones; measured in docs/benchmarks.md.
 const DENSE_ROWS_MIN: u32 = 16;
 
-/// Whether quantized weights should be made dense on the GPU here. They take a third of its memory at most; a byte becomes four.
+/// Whether quantized weights should be made dense on the GPU here: where they take about a third of its memory at most. Of 4 bits
+/// with their scales a byte becomes four.
 pub fn prefers_dense(files: &[PathBuf], rows: u32) -> bool {
     if rows < DENSE_ROWS_MIN || !ffi::cuda_available() {
         return false;
     }
+    // Of 2 bits it is more; a margin of another third is left for them.
     let stored: u64 = files.iter().filter_map(|file| fs::metadata(file).ok()).map(|metadata| metadata.len()).sum();
     stored.saturating_mul(4) <= device_memory(job::Device::Gpu).1 / 3
 }

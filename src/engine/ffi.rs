@@ -150,17 +150,13 @@ pub struct Launch {
 
 impl CudaKernel {
     /// `source` is the body of a function whose parameters MLX writes: `inputs`, with `NAME_shape` behind those whose shape it
-    /// mentions, then `outputs`. `header` goes before it. `unique` must differ wherever the header does.
-    pub fn new(
-        name: &'static str,
-        unique: &str,
-        inputs: &[&CStr],
-        outputs: &[&CStr],
-        source: &str,
-        header: &str,
-    ) -> Result<Self, EngineError> {
+    /// mentions, then `outputs`. `header` goes before it.
+    pub fn new(name: &'static str, inputs: &[&CStr], outputs: &[&CStr], source: &str, header: &str) -> Result<Self, EngineError> {
         let no_nul = |text: &str| CString::new(text).map_err(|_| EngineError::Mlx(format!("the source of {name} has a NUL")));
-        let (full_name, source, header) = (no_nul(&format!("{name}_{unique}"))?, no_nul(source)?, no_nul(header)?);
+        // MLX finds what it has compiled, on disk too, by the name alone.
+        let text = [header, source].concat();
+        let hash = blake3::hash(text.as_bytes()).to_hex();
+        let (full_name, source, header) = (no_nul(&format!("{name}_{}", &hash[..16]))?, no_nul(source)?, no_nul(header)?);
         // SAFETY: every string outlives the call, which copies them; the vectors are freed after it.
         let handle = unsafe {
             let strings = |names: &[&CStr]| {
@@ -293,16 +289,25 @@ pub fn gpu_available() -> bool {
     }
 }
 
-/// The GPU's memory in bytes, where MLX tells it.
+/// The GPU's memory in bytes, all of it that a program should use, where MLX tells it.
 pub fn gpu_memory_bytes() -> Option<u64> {
+    gpu_bytes(&[c"max_recommended_working_set_size", c"total_memory", c"memory_size"])
+}
+
+/// What of it nobody has taken yet; Metal does not tell.
+pub fn gpu_free_bytes() -> Option<u64> {
+    gpu_bytes(&[c"free_memory"])
+}
+
+/// The first of `keys` that MLX knows of its GPU.
+fn gpu_bytes(keys: &[&CStr]) -> Option<u64> {
     // SAFETY: handles are made and freed here; keys are NUL-terminated.
     unsafe {
         let device = mlx_sys::mlx_device_new_type(mlx_sys::mlx_device_type__MLX_GPU, 0);
         let mut info = mlx_sys::mlx_device_info_new();
         let mut bytes = None;
         if mlx_sys::mlx_device_info_get(&raw mut info, device) == 0 {
-            // Metal tells how much it recommends to use at most; CUDA tells what is free, or all there is.
-            for key in [c"max_recommended_working_set_size", c"free_memory", c"total_memory", c"memory_size"] {
+            for key in keys {
                 let (mut exists, mut value) = (false, 0usize);
                 if mlx_sys::mlx_device_info_has_key(&raw mut exists, info, key.as_ptr()) == 0
                     && exists

@@ -62,6 +62,8 @@ struct Sequence {
 }
 
 struct Launched {
+    /// Evaluated with the step: what there is to wait for.
+    hidden: Array,
     /// Evaluated asynchronously; none where no row sampled.
     chosen: Option<Chosen>,
     /// Who they belong to: for each token of the contract's order its place in `chosen`.
@@ -167,9 +169,14 @@ impl MlxEngine {
     /// Bytes that the cache and the scratch of a step may take: what the device has less what it holds now, less a margin.
     pub fn kv_bytes_auto(&self) -> u64 {
         let (_, bytes) = device::device_memory(if self.on_gpu { job::Device::Gpu } else { job::Device::Cpu });
+        // What the weights take is no longer among what is free.
+        if !self.on_gpu {
+            return bytes;
+        }
         let held = memory::active_memory().unwrap_or(0) as u64;
-        // On the CPU what the weights take is no longer among what is free.
-        if self.on_gpu { bytes.saturating_sub(held) } else { bytes }
+        // Others may use the GPU too.
+        let free = ffi::gpu_free_bytes().map_or(u64::MAX, |free| free / 10 * 9);
+        bytes.saturating_sub(held).min(free)
     }
 
     pub fn on_gpu(&self) -> bool {
@@ -307,7 +314,7 @@ impl MlxEngine {
         let place: HashMap<SequenceId, usize> = sampled.iter().enumerate().map(|(place, row)| (row.0, place)).collect();
         let contract = plan.prefill.iter().filter(|prefill| prefill.last).map(|prefill| prefill.sequence);
         let order = contract.chain(plan.decode.iter().map(|decode| decode.sequence)).map(|id| (id, place[&id])).collect();
-        Ok(Launched { chosen, order, no_speech })
+        Ok(Launched { hidden, chosen, order, no_speech })
     }
 
     /// Whether `slots` are all slots, in order.
@@ -461,8 +468,8 @@ impl MlxEngine {
     /// Waits for what was launched last.
     fn wait(&self) -> Result<(), EngineError> {
         let since = Instant::now();
-        if let Some(Launched { chosen: Some(chosen), .. }) = self.launched.back() {
-            chosen.tokens.eval()?;
+        if let Some(Launched { hidden, chosen, .. }) = self.launched.back() {
+            chosen.as_ref().map_or(hidden, |chosen| &chosen.tokens).eval()?;
         }
         self.waited.set(self.waited.get() + since.elapsed());
         Ok(())

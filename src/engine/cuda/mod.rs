@@ -9,8 +9,6 @@
 //! - a slot changes hands only when every step that computes its former row has been collected;
 //! - MLX copies no array of the cache meanwhile: the cache holds them, and changes of layout wait for the last step.
 
-use std::ffi::CStr;
-
 use mlx_rs::{Array, Dtype, ops};
 
 use super::{
@@ -119,11 +117,8 @@ impl Kernels {
              constexpr int HEADS = {heads}, KV_HEADS = {kv_heads}, HEAD_DIM = {head_dim};\n\
              constexpr int SPLIT = {SPLIT}, WARPS = {warps}, INTERMEDIATE = {intermediate};\n"
         );
-        let unique = format!("{heads}_{kv_heads}_{head_dim}_{bfloat16}_{traditional}_{normed}_{gelu}_{intermediate}");
         let header = settings.clone() + include_str!("attention.cuh");
-        let kernel = |name, inputs: &[&CStr], outputs: &[&CStr], source, header| {
-            CudaKernel::new(name, &unique, inputs, outputs, source, header)
-        };
+        let kernel = CudaKernel::new;
         Ok(Some(Self {
             rotate_and_store: kernel(
                 "rotate_and_store",
@@ -158,6 +153,10 @@ impl Kernels {
             warps,
             intermediate,
         }))
+    }
+
+    pub fn heads(&self) -> u64 {
+        self.geometry.heads as u64
     }
 
     pub fn dtype(&self) -> Dtype {

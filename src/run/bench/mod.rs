@@ -133,6 +133,9 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
                 "prefill_chunk": limits.prefill_chunk,
                 "prompt_concurrency": limits.prompt_concurrency,
                 "kv_bytes_max": limits.kv_bytes_max,
+                "prefix_cache": limits.prefix_tokens_min.is_some(),
+                "plain": args.plain,
+                "weights": format!("{:?}", args.weights).to_lowercase(),
             },
             "results": all,
         });

@@ -90,7 +90,8 @@ impl Fused {
     }
 
     /// Given the bytes of a token's hidden state, queries, keys and gated space.
-    pub fn scratch(&self, [hidden, queries, keys, intermediate]: [u64; 4], layers: usize) -> Scratch {
+    pub fn scratch(&self, [hidden, queries, keys, intermediate]: [u64; 4], layers: usize, windows: bool) -> Scratch {
+        let scores_per_pair = self.kernels.heads() * 4 * 2;
         // Two norms, two sums; projections, turned queries, attention and its assembly; gate, up and their product.
         let layer = 4 * hidden + 4 * queries + 2 * keys + 3 * intermediate;
         // What the host is ahead, and what it is at.
@@ -99,7 +100,8 @@ impl Fused {
         let decode = 2 * layers as u64 * (layer - 2 * queries);
         Scratch {
             prefill_bytes_per_token: prefill,
-            prefill_bytes_per_pair: 0,
+            // Where a window is left behind, the plain path's scores.
+            prefill_bytes_per_pair: if windows { scores_per_pair } else { 0 },
             // Rows decode in the passes of prompts too.
             bytes_per_slot: prefill.min(decode),
             decode_bytes_per_slot: decode.saturating_sub(prefill),

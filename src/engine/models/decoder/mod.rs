@@ -237,7 +237,9 @@ impl Model for Decoder {
             .map_or((0, 0), |Layer { attention: own, .. }| (own.heads * own.head_dim, own.kv_heads * own.head_dim));
         if let Some(fused) = &self.fused {
             let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
-            return fused.scratch([hidden, queries, keys, intermediate].map(|size| size as u64 * dtype_bytes), self.layers.len());
+            let windows = self.layers.iter().any(|layer| layer.attention.window.is_some());
+            let sizes = [hidden, queries, keys, intermediate].map(|size| size as u64 * dtype_bytes);
+            return fused.scratch(sizes, self.layers.len(), windows);
         }
         let numbers = 8 * self.hidden_size + 3 * self.intermediate_size + 3 * (queries + 2 * keys);
         Scratch {
