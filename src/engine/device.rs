@@ -41,7 +41,7 @@ pub fn prefers_dense(files: &[PathBuf], rows: u32) -> bool {
     if rows < DENSE_ROWS_MIN || !ffi::cuda_available() {
         return false;
     }
-    // Of 2 bits it is more; a margin of another third is left for them.
+    // Of 2 bits, or in float32, a byte becomes six or seven: two thirds are left over for that.
     let stored: u64 = files.iter().filter_map(|file| fs::metadata(file).ok()).map(|metadata| metadata.len()).sum();
     stored.saturating_mul(4) <= device_memory(job::Device::Gpu).1 / 3
 }

@@ -7,6 +7,7 @@
 equal. `table` prints Markdown: for each workload and number of rows a line a program, with mlxbatch's tokens a second over its own.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -26,6 +27,19 @@ def percentile(values, percent):
         return None
     ranked = sorted(values)
     return ranked[max(0, -(-len(ranked) * percent // 100) - 1)]
+
+
+def peer_arguments():
+    """What a program beside mlxbatch is told on its command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("workload", type=Path)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--outputs", type=Path)
+    parser.add_argument("--result", type=Path, required=True)
+    return parser.parse_args()
 
 
 def report(number, repeat, wall, outputs):

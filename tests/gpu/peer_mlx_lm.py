@@ -6,7 +6,6 @@ All prompts are handed over at once, in the file's order, and no token ends a ro
 FILE is written after every run, so that one that is cut off leaves the figures of those before it.
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ import mlx_lm
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.utils import load_model
 
-from compare import median, percentile, report
+from compare import median, peer_arguments, percentile, report
 
 
 def run(model, workload, rows):
@@ -40,15 +39,7 @@ def run(model, workload, rows):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model", type=Path)
-    parser.add_argument("workload", type=Path)
-    parser.add_argument("--rows", type=int, required=True)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
-    parser.add_argument("--outputs", type=Path)
-    parser.add_argument("--result", type=Path, required=True)
-    args = parser.parse_args()
+    args = peer_arguments()
 
     mx.set_default_device(mx.gpu if args.device == "gpu" else mx.cpu)
     workload = json.loads(args.workload.read_text())
