@@ -1,9 +1,10 @@
-//! Recordings, from files to what a model hears: plain buffers, no tensor.
+//! Recordings and images, from files to what a model hears and sees: plain buffers, no tensor.
 //!
 //! [`Recording`] streams a file as one channel of `f32` samples at a model's rate. `source` gives its bytes, `probe` says by their
 //! content what they are, `wav` and `pcm` read what is not compressed, `decode` the rest (symphonia, libopus). `track` chooses what
 //! is heard of a file with the help of `aac`, `vorbis`, `mp4` and `matroska`, which tell what symphonia does not; `trim` cuts off
-//! what encoders add. `mix` makes one channel, `resample` one rate.
+//! what encoders add. `mix` makes one channel, `resample` one rate. Images are
+//! `image`'s own.
 
 mod aac;
 mod codec;
@@ -26,10 +27,12 @@ mod wav;
 pub use error::MediaError;
 pub use recording::Recording;
 
+mod image;
 mod mel;
 mod split;
 mod steady;
 
+pub use image::{BYTES_MAX as IMAGE_BYTES_MAX, ImageError, PIXELS_MAX, PatchRule, Patches, Picture, is_image_name};
 pub use mel::{FRAMES, HOP_SAMPLES, N_SAMPLES, UsmFeatures, UsmMel, WhisperMel, soft_tokens};
 pub use split::{Splitter, Window};
 
@@ -45,9 +48,9 @@ const RATE_MIN: u32 = 1_000;
 /// In Hz.
 const RATE_MAX: u32 = 384_000;
 
-/// Where a row's recording is.
+/// Where a row's recording or image is.
 #[derive(Debug, Clone, PartialEq)]
-pub enum AudioSource {
+pub enum MediaSource {
     File(PathBuf),
     /// What a manifest holds itself; `name` is what its row calls it, for messages.
     Bytes {
@@ -55,6 +58,9 @@ pub enum AudioSource {
         bytes: Arc<[u8]>,
     },
 }
+
+/// Where a row's recording is.
+pub type AudioSource = MediaSource;
 
 /// What a model's encoder is given: `frames` × `bins` numbers, a frame after the other.
 #[derive(Debug, Clone, PartialEq)]

@@ -139,6 +139,12 @@ fn undecoded(head: &[u8]) -> Option<&'static str> {
     }
 }
 
+/// What bytes that are no image are.
+pub(super) fn content(head: &[u8]) -> String {
+    let sound = || container(head).map(|kind| format!("a recording or film ({})", kind.name()));
+    other_content(head).or_else(sound).unwrap_or_else(|| unknown_content(head))
+}
+
 /// What is certainly no sound.
 fn other_content(head: &[u8]) -> Option<String> {
     const STARTS: &[(&[u8], &str)] = &[
