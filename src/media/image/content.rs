@@ -42,8 +42,8 @@ pub(super) fn format_of(head: &[u8]) -> Result<(ImageFormat, &'static str), Imag
     if let Some((_, format, name)) = starts.iter().find(|(start, ..)| head.starts_with(start)) {
         return Ok((*format, name));
     }
-    // "BM" alone begins many a text: the file header's reserved words are zero, and its pixels stand behind the headers.
-    if at(0, b"BM") && (at(6, &[0; 4]) || head.len() < 26) {
+    // "BM" alone begins many a text; the reserved words of a file's header are zero.
+    if at(0, b"BM") && at(6, &[0; 4]) {
         return Ok((ImageFormat::Bmp, "BMP"));
     }
     if let Some(what) = undecoded(head) {

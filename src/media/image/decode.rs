@@ -85,9 +85,10 @@ fn decode(bytes: &[u8], format: ImageFormat, name: &'static str) -> Result<Pictu
         return Err(ImageError::damaged(name, "it ends in the middle of the picture"));
     }
     let failed = |error: image::ImageError| explain(error, name);
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(ALLOCATED_BYTES_MAX);
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-    // What a header promises is looked at below, before anything is allocated for it.
-    reader.no_limits();
+    reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(failed)?;
     let (width, height) = decoder.dimensions();
     let pixels = u64::from(width) * u64::from(height);
@@ -98,9 +99,6 @@ fn decode(bytes: &[u8], format: ImageFormat, name: &'static str) -> Result<Pictu
         let what = format!("{width} × {height} pixels");
         return Err(ImageError::TooMuch { what, limit: format!("{} million", PIXELS_MAX / 1_000_000) });
     }
-    let mut limits = Limits::no_limits();
-    limits.max_alloc = Some(ALLOCATED_BYTES_MAX);
-    decoder.set_limits(limits).map_err(failed)?;
     let orientation = decoder.orientation().map_err(failed)?;
     let mut image = DynamicImage::from_decoder(decoder).map_err(failed)?;
     image.apply_orientation(orientation);
