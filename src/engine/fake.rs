@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use super::{Engine, EngineError, SpeechScore};
 use crate::schedule::{
-    Admission, Decode, FinishReason, IN_FLIGHT_MAX, Limits, Plan, Prefill, Price, Release, Request, Reuse, Sampled, SequenceId,
+    Admission, Decode, FinishReason, IN_FLIGHT_MAX, Limits, Medium, Plan, Prefill, Price, Release, Request, Reuse, Sampled, SequenceId,
 };
 
 /// What the fake pretends to be.
@@ -77,7 +77,7 @@ impl FakeModel {
 
     /// What a row gives, told from its request alone: the oracle for every schedule.
     pub fn completion(&self, request: &Request) -> (Vec<u32>, FinishReason) {
-        let mut history = request.prompt.iter().fold(History::of(request), |history, &token| history.with(token));
+        let mut history = History::of(request).over(request, 0, request.prompt.len() as u32);
         let mut tokens = Vec::new();
         loop {
             let token = self.sample(history);
@@ -105,6 +105,19 @@ impl History {
         heard.fold(Self(request.seed), |history, value| history.with(value.to_bits()))
     }
 
+    /// Behind the prompt's tokens `start .. end`, and what their media are.
+    fn over(self, request: &Request, start: u32, end: u32) -> Self {
+        let mut media = request.media.iter().skip_while(|medium| medium.first < start).peekable();
+        let tokens = (start..end).zip(&request.prompt[start as usize..end as usize]);
+        tokens.fold(self, |mut history, (position, &token)| {
+            if let Some(medium) = media.next_if(|medium| medium.first == position) {
+                history = (0..4).fold(history, |history, part| history.with((medium.identity >> (32 * part)) as u32));
+                history = history.with(u32::from(request.whole_spans));
+            }
+            history.with(token)
+        })
+    }
+
     fn with(self, token: u32) -> Self {
         Self(Self(self.0 ^ (u64::from(token) + 1)).bits())
     }
@@ -115,6 +128,12 @@ impl History {
         bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         bits ^ (bits >> 31)
     }
+}
+
+/// What makes a placeholder what it is.
+fn medium_at(request: &Request, position: u32) -> Option<(u32, u32, u128, bool)> {
+    let medium = request.media.iter().find(|medium| medium.first <= position && position < medium.end())?;
+    Some((medium.first, medium.tokens, medium.identity, request.whole_spans))
 }
 
 /// What a plan claims falsely. It reaches the caller as the reason of [`EngineError::Plan`].
@@ -152,6 +171,8 @@ pub enum Fault {
     PrefixTokens { sequence: u64, tokens: u32, prompt_tokens: u64, shared: u32 },
     #[error("sequence {sequence} takes over {tokens} of the {prefix_tokens} tokens of a prefix, which a window has left behind")]
     PrefixCut { sequence: u64, tokens: u32, prefix_tokens: u32 },
+    #[error("sequence {sequence} has a medium of {tokens} tokens at {first}, which is parted at {at}")]
+    PartedMedium { sequence: u64, first: u32, tokens: u32, at: u32 },
     #[error("sequence {sequence} is admitted to slot {slot}, which sequence {owner} has")]
     SlotTaken { sequence: u64, slot: u32, owner: u64 },
     #[error("sequence {sequence} does not have slot {slot}")]
@@ -326,9 +347,15 @@ impl FakeEngine {
         let Some(prefix) = prefix.filter(whole) else { return Err(Fault::NoPrefix { sequence, slot }) };
         let held = &prefix.request.prompt;
         let prompt_tokens = request.prompt.len() as u64;
-        let shared = held.iter().zip(&request.prompt).take_while(|(held, own)| held == own).count() as u32;
+        let same = |(position, (held, own)): &(u32, (&u32, &u32))| {
+            held == own && medium_at(&prefix.request, *position) == medium_at(request, *position)
+        };
+        let shared = (0..).zip(held.iter().zip(&request.prompt)).take_while(same).count() as u32;
         if tokens == 0 || tokens > shared || u64::from(tokens) >= prompt_tokens {
             return Err(Fault::PrefixTokens { sequence, tokens, prompt_tokens, shared });
+        }
+        if let Some(medium) = request.media.iter().find(|medium| medium.is_parted(tokens)) {
+            return Err(Fault::PartedMedium { sequence, first: medium.first, tokens: medium.tokens, at: tokens });
         }
         let prefix_tokens = prefix.filled;
         if tokens < prefix_tokens && self.model.price.windows.iter().any(|&(window, _)| window < prefix_tokens) {
@@ -336,7 +363,7 @@ impl FakeEngine {
         }
         prefix.in_flight += 1;
         step.chunks.push(slot);
-        Ok(held[..tokens as usize].iter().fold(History::of(request), |history, &token| history.with(token)))
+        Ok(History::of(request).over(&prefix.request, 0, tokens))
     }
 
     /// The layout holds every row in the cache and costs no more than the budget.
@@ -395,13 +422,17 @@ impl FakeEngine {
         if last != (whole && !row.request.sequence.is_prefix()) {
             return Err(Fault::PrefillLast { sequence, stated: last, end, prompt_tokens });
         }
+        let parts = |medium: &&Medium| row.request.whole_spans && [start, end as u32].iter().any(|at| medium.is_parted(*at));
+        if let Some(medium) = row.request.media.iter().find(parts) {
+            let at = if medium.is_parted(start) { start } else { end as u32 };
+            return Err(Fault::PartedMedium { sequence, first: medium.first, tokens: medium.tokens, at });
+        }
         if let Some(prefill_chunk) = prefill_chunk
-            && (!(start - row.copied).is_multiple_of(prefill_chunk) || length > prefill_chunk || (length < prefill_chunk && !whole))
+            && !row.is_chunk(start, end as u32, prefill_chunk)
         {
             return Err(Fault::PrefillChunk { sequence, start, end, prefill_chunk });
         }
-        let chunk = &row.request.prompt[start as usize..end as usize];
-        row.history = chunk.iter().fold(row.history, |history, &token| history.with(token));
+        row.history = row.history.over(&row.request, start, end as u32);
         row.filled += length;
         if last {
             step.sampled.push((slot, row.sample(&self.model)));
@@ -414,7 +445,9 @@ impl FakeEngine {
     /// All chunks are computed in one forward pass, and the budget has the scratch of one full chunk.
     fn check_prefill_tokens(&self, plan: &Plan) -> Result<(), Fault> {
         let tokens = plan.prefill.iter().map(|prefill| u64::from(prefill.length)).sum();
-        match self.limits.as_ref().map(|limits| limits.prefill_chunk).filter(|limit| tokens > u64::from(*limit)) {
+        // One medium alone may be longer.
+        let limit = |limits: &Limits| if plan.prefill.len() == 1 { limits.step_tokens_max() } else { limits.prefill_chunk };
+        match self.limits.as_ref().map(limit).filter(|limit| tokens > u64::from(*limit)) {
             Some(prefill_chunk) => Err(Fault::PrefillTokens { tokens, prefill_chunk }),
             None => Ok(()),
         }
@@ -454,6 +487,18 @@ impl Slot {
         row.step = Some(step);
         row.in_flight += 1;
         Ok(row)
+    }
+
+    /// Whether a chunk is as long as it must be: to where a full one ends, or the prompt; with media that are not to be parted, to the
+    /// last place before that which parts none, or over the one it starts with.
+    fn is_chunk(&self, start: u32, end: u32, prefill_chunk: u32) -> bool {
+        let prompt_tokens = self.request.prompt.len() as u32;
+        let full = (start + prefill_chunk).min(prompt_tokens);
+        let parts = |at: u32| self.request.whole_spans && self.request.media.iter().any(|medium| medium.is_parted(at));
+        let before = (start + 1..=full).rev().find(|&at| !parts(at));
+        let expected = before.or_else(|| (full..=prompt_tokens).find(|&at| !parts(at)));
+        let cut_before = self.request.whole_spans && !self.request.media.is_empty();
+        expected == Some(end) && (cut_before || (start - self.copied).is_multiple_of(prefill_chunk))
     }
 
     fn sample(&mut self, model: &FakeModel) -> Sampled {
@@ -519,6 +564,8 @@ mod tests {
             generation: Arc::default(),
             seed,
             window: None,
+            media: Vec::new(),
+            whole_spans: false,
         }
     }
 

@@ -175,6 +175,8 @@ impl Prompter {
             seed: row_seed(generation.seed, &item.id),
             generation,
             window: None,
+            media: Vec::new(),
+            whole_spans: false,
         };
         let rendered = match Tokens::unmarked(&marked) {
             Cow::Owned(rendered) => rendered,

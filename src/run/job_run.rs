@@ -290,6 +290,7 @@ impl Run<'_> {
             price: engine.price(),
             context_length: model.context_length(),
             prefix_tokens_min: batching.prefix_cache.then_some(PREFIX_TOKENS_MIN),
+            span_tokens_max: 0,
         });
         let mut active = HashMap::new();
         self.bring(&mut scheduler, &mut active, first, engine)?;

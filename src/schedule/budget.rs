@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{PREFIXES_MAX, Request};
+use super::{Medium, PREFIXES_MAX, Request};
 
 /// Bytes that a cache layout costs. All counts are for the layout the engine's cache really has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +71,9 @@ pub struct Limits {
     /// Prompt tokens that rows must share at the head for them to be computed once; None where each row computes its own. Nothing
     /// is shared where the price says that it cannot be.
     pub prefix_tokens_min: Option<u32>,
+    /// Tokens of the longest medium that a chunk may be alone, where media are computed whole; 0 where there are none. The budget
+    /// has its scratch where it is longer than `prefill_chunk`.
+    pub span_tokens_max: u32,
 }
 
 impl Limits {
@@ -80,17 +83,22 @@ impl Limits {
         self.rows.saturating_add(prefixes)
     }
 
+    /// Prompt tokens of the largest step.
+    pub fn step_tokens_max(&self) -> u32 {
+        self.prefill_chunk.max(self.span_tokens_max)
+    }
+
     /// Bytes by which copying a prefix of `tokens` takes more than the largest prefill step over slots of `slot_tokens`, before
     /// which it is done.
     pub fn copy_bytes(&self, tokens: u32, slot_tokens: u32) -> u64 {
-        let prefill = self.price.prefill_bytes(self.prefill_chunk, slot_tokens);
+        let prefill = self.price.prefill_bytes(self.step_tokens_max(), slot_tokens);
         self.price.cache_bytes(1, tokens).saturating_sub(prefill)
     }
 
     /// Bytes that a cache of `slots` slots of `slot_tokens` tokens costs, the largest prefill step over it included: that is
     /// one full chunk, as several rows' chunks in one step are no longer together, and no context is longer than a slot.
     pub fn layout_bytes(&self, slots: u32, slot_tokens: u32) -> u64 {
-        let prefill = self.price.prefill_bytes(self.prefill_chunk, slot_tokens);
+        let prefill = self.price.prefill_bytes(self.step_tokens_max(), slot_tokens);
         let decode = self.price.decode_bytes_per_slot.saturating_mul(u64::from(slots));
         // One after the other: an encoder's scratch is free again before the prompt is computed.
         let scratch = prefill.max(self.price.encode_bytes).max(decode);
@@ -109,6 +117,17 @@ impl Limits {
         if prompt_tokens + u64::from(max_tokens) > u64::from(self.context_length) {
             let over_tokens = prompt_tokens + u64::from(max_tokens) - u64::from(self.context_length);
             return Err(Refused::TooLong { prompt_tokens, max_tokens, context_length: self.context_length, over_tokens });
+        }
+        let mut end = 0;
+        for &Medium { first, tokens, .. } in &request.media {
+            if first < end || tokens == 0 || u64::from(first) + u64::from(tokens) > prompt_tokens {
+                return Err(Refused::Misplaced { first, tokens, prompt_tokens });
+            }
+            end = first + tokens;
+            let tokens_max = self.step_tokens_max();
+            if request.whole_spans && tokens > tokens_max {
+                return Err(Refused::LongMedium { tokens, tokens_max });
+            }
         }
         let needed_bytes = self.layout_bytes(1, self.price.slot_tokens(request.reserved_tokens()));
         if needed_bytes > self.kv_bytes_max {
@@ -135,6 +154,14 @@ pub enum Refused {
          budget is {kv_bytes_max} bytes: raise batching.kv_budget, or lower generation.max_tokens or batching.prefill_chunk"
     )]
     OverBudget { prompt_tokens: u64, max_tokens: u32, needed_bytes: u64, kv_bytes_max: u64 },
+    #[error(
+        "an image has {tokens} tokens, and {tokens_max} are the most that are computed together: raise batching.prefill_chunk to \
+         {tokens} or scale the image down"
+    )]
+    LongMedium { tokens: u32, tokens_max: u32 },
+    /// A fault of whoever made the request.
+    #[error("a medium of {tokens} tokens stands at {first} of a prompt of {prompt_tokens}, outside of it or over another")]
+    Misplaced { first: u32, tokens: u32, prompt_tokens: u64 },
     /// The caller brought more than [`wants`](super::Scheduler::wants) said.
     #[error("{waiting_max} rows wait already, which is all the queue holds: bring rows only while the scheduler wants them")]
     QueueFull { waiting_max: u32 },

@@ -31,9 +31,11 @@
 //! - **Slots.** A row gets the lowest free slot and keeps it until its release; so does a prefix. Its positions are filled from 0
 //!   on, each once, by a copy or by a chunk. A slot is released once no plan in flight computes or copies it.
 //! - **Independence.** Prompt chunks start at multiples of `prefill_chunk` from the row's own start, or from where its copy ends,
-//!   and every later token is a step of its own: what is computed for a row does not depend on its neighbours.
+//!   but where its own media say otherwise ([Media](#media)), and every later token is a step of its own: what is computed for a
+//!   row does not depend on its neighbours.
 //! - **Prefill.** A step computes at most `prefill_chunk` prompt tokens, of at most `prompt_concurrency` rows, in the order of
-//!   their admission. A row is admitted only when its first chunk fits into what the step has left, so it starts at once.
+//!   their admission. A row is admitted only when its first chunk fits into what the step has left, so it starts at once. A chunk
+//!   that is one medium alone may be longer, up to [`Limits::span_tokens_max`].
 //!
 //! # Prefill
 //!
@@ -41,6 +43,15 @@
 //! each chunk but a prompt's last: a chunk that is not its row's last fills its step. So at most one row is in prefill from one
 //! step to the next; it goes first, never finds its chunk too long for the step, and what its last chunk leaves over is for the
 //! rows admitted behind it. A step's chunks are either a full one alone, or last chunks only.
+//!
+//! # Media
+//!
+//! An image or a recording is a run of placeholders in the prompt ([`Request::media`]). Where its tokens see each other both ways
+//! ([`Request::whole_spans`]) no chunk parts it: a chunk ends before a medium that it cannot hold whole, and one that is longer than
+//! `prefill_chunk` is a chunk by itself. A chunk cut short counts as a full one, so that all of the above holds.
+//!
+//! Placeholders are alike whatever they stand for. Rows share a medium where it is the same by its identity, at the same place, and
+//! seen in the same way; and share all of it or nothing.
 //!
 //! # Prefixes
 //!
@@ -97,7 +108,7 @@ mod sequence;
 
 pub use budget::{Limits, Price, Refused};
 pub use plan::{
-    Admission, Decode, FinishReason, Finished, Plan, Prefill, Release, Request, Reuse, Sampled, SequenceId, SpeechRules,
+    Admission, Decode, FinishReason, Finished, Medium, MediumContent, Plan, Prefill, Release, Request, Reuse, Sampled, SequenceId, SpeechRules,
     SpeechWindow, TimestampRules,
 };
 pub use prefix::PREFIXES_MAX;
@@ -109,7 +120,7 @@ use thiserror::Error;
 
 use budget::Layout;
 use prefix::{Prefixes, Waiting};
-use sequence::Sequence;
+use sequence::{Sequence, chunk_share};
 
 /// Plans that may be in flight together: one being computed, one launched behind it.
 pub const IN_FLIGHT_MAX: usize = 2;
@@ -334,7 +345,7 @@ impl Scheduler {
         let mut admitted = Vec::new();
         let mut slot = 0;
         let prefill_chunk = self.limits.prefill_chunk;
-        let mut admitted_tokens = 0;
+        let mut shares = 0;
         while self.chunks_left(&admitted) > 0 {
             let released = self.released.len();
             let Some((request, reuse)) = self.next_in_line() else { break };
@@ -344,11 +355,11 @@ impl Scheduler {
             let is_prefix = request.sequence.is_prefix();
             let cached_tokens = reuse.map_or(0, |reuse| reuse.tokens);
             // Fits: `Limits::check` holds prompt and completion to a context counted in u32.
-            let chunk_tokens = prefill_chunk.min(request.prompt.len() as u32 - cached_tokens);
+            let share = chunk_share(&request, cached_tokens, prefill_chunk);
             let has_slot = if is_prefix { self.has_prefix_slot() } else { self.resident < self.limits.rows };
             // What goes on goes first, unless it was a prefix that has just been given up.
-            let goes_on = self.goes_on().map_or(0, |row| row.chunk_tokens(prefill_chunk));
-            if chunk_tokens > prefill_chunk - goes_on - admitted_tokens || !has_slot {
+            let goes_on = self.goes_on().map_or(0, |row| row.chunk_share(prefill_chunk));
+            if share > prefill_chunk - goes_on - shares || !has_slot {
                 break;
             }
             // Slots below the one taken last are full, but where a prefix was given up.
@@ -375,7 +386,7 @@ impl Scheduler {
             self.admitted(&request, slot, reuse);
             self.resident += u32::from(!is_prefix);
             self.running += u32::from(!is_prefix);
-            admitted_tokens += chunk_tokens;
+            shares += share;
             admitted.push(Admission { request, slot, reserved_tokens, reuse });
         }
         admitted
@@ -495,13 +506,14 @@ mod tests {
             price,
             context_length: 50,
             prefix_tokens_min: None,
+            span_tokens_max: 0,
         }
     }
 
     fn request(sequence: u64) -> Arc<Request> {
         let prompt = vec![0; 4];
         let (sequence, stop_tokens, generation) = (SequenceId(sequence), Arc::new([]), Arc::default());
-        Arc::new(Request { sequence, prompt, max_tokens: 2, stop_tokens, generation, seed: 0, window: None })
+        Arc::new(Request { sequence, prompt, max_tokens: 2, stop_tokens, generation, seed: 0, window: None, media: Vec::new(), whole_spans: false })
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::{job::Generation, media::Features};
+use crate::{
+    job::Generation,
+    media::{Features, Patches, UsmFeatures},
+};
 
 /// Names a sequence from its request to its end; the row's position in the manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,9 +36,56 @@ pub struct Request {
     pub seed: u64,
     /// Of a recording's window, which a speech model's encoder hears before the prompt is computed. Carried, not looked at.
     pub window: Option<Arc<SpeechWindow>>,
+    /// What a multimodal model sees and hears in the prompt, in the order of the prompt, none overlapping another.
+    pub media: Vec<Medium>,
+    /// No chunk may begin or end inside a medium: its tokens see each other both ways.
+    pub whole_spans: bool,
+}
+
+/// An image or a recording in a prompt, in which it has a run of placeholders.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Medium {
+    /// Index in the prompt of its first placeholder.
+    pub first: u32,
+    /// Placeholders, which are the soft tokens that its tower makes of it; at least 1.
+    pub tokens: u32,
+    /// Carried, not looked at.
+    pub content: Arc<MediumContent>,
+    /// Hash of the content: media with the same are the same.
+    pub identity: u128,
+}
+
+impl Medium {
+    /// Index in the prompt of what follows it.
+    pub fn end(&self) -> u32 {
+        self.first.saturating_add(self.tokens)
+    }
+
+    /// Whether a cut before the prompt's token `at` parts it.
+    pub fn is_parted(&self, at: u32) -> bool {
+        self.first < at && at < self.end()
+    }
+}
+
+/// What a tower is given.
+#[derive(Debug, Clone, PartialEq)]
+pub enum MediumContent {
+    Image(Patches),
+    Audio(UsmFeatures),
 }
 
 impl Request {
+    /// Where the chunk ends that starts at `start`: `prefill_chunk` tokens on, or at the prompt's end. Where media are computed whole,
+    /// before a medium that it would part; behind it, where it starts with that.
+    pub fn chunk_end(&self, start: u32, prefill_chunk: u32) -> u32 {
+        let end = start.saturating_add(prefill_chunk).min(self.prompt.len() as u32);
+        match self.media.iter().find(|medium| self.whole_spans && medium.is_parted(end)) {
+            Some(medium) if medium.first > start => medium.first,
+            Some(medium) => medium.end(),
+            None => end,
+        }
+    }
+
     /// Cache positions the sequence can fill: the last sampled token never enters the cache.
     pub fn reserved_tokens(&self) -> u32 {
         self.prompt.len() as u32 + self.max_tokens.saturating_sub(1)
@@ -95,7 +145,8 @@ pub struct Plan {
     /// The cache's layout from this step on, which the budget has priced: slots × tokens a slot.
     pub slots: u32,
     pub slot_tokens: u32,
-    /// In the order of the rows' admission; [`Limits::prefill_chunk`](super::Limits::prefill_chunk) tokens together at most.
+    /// In the order of the rows' admission; [`Limits::prefill_chunk`](super::Limits::prefill_chunk) tokens together at most, but for
+    /// a chunk alone that is one medium.
     pub prefill: Vec<Prefill>,
     /// By slot.
     pub decode: Vec<Decode>,

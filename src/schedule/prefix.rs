@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::budget::Layout;
-use super::{Release, Request, Reuse, Scheduler, SequenceId};
+use super::{Medium, Release, Request, Reuse, Scheduler, SequenceId};
 
 /// Prefixes known at once.
 pub const PREFIXES_MAX: usize = 8;
@@ -82,15 +82,17 @@ impl Prefixes {
     }
 
     /// The length, longer than `least`, that would have saved the rows compared most beyond the first `base` tokens, and how much.
-    fn shared(&self, prompt: &[u32], base: u32, least: u32) -> Option<(u64, u32)> {
-        let least = least as usize;
+    fn shared(&self, request: &Request, base: u32, least: u32) -> Option<(u64, u32)> {
+        let (prompt, least) = (&request.prompt, least as usize);
         let lengths = self.compared.iter().filter_map(|other| {
             // Either row must have a token left to compute.
             let most = prompt.len().min(other.prompt.len()) - 1;
             let (own, others) = (&prompt[..most], &other.prompt[..most]);
             // Where rows differ they mostly do so in the last of these.
             let alike = most >= least && own[least - 1] == others[least - 1] && own[..least] == others[..least];
-            alike.then(|| (least + common(&own[least..], &others[least..])) as u32)
+            let shared = alike.then(|| (least + common(&own[least..], &others[least..])) as u32)?;
+            let shared = before_other_media(request, other, shared);
+            (shared as usize >= least).then_some(shared)
         });
         let mut lengths: Vec<u32> = lengths.collect();
         lengths.sort_unstable_by(|a, b| b.cmp(a));
@@ -124,19 +126,19 @@ impl Scheduler {
             return Waiting { request, head: None };
         };
         let heads = self.prefixes.known.iter().map(|prefix| {
-            let tokens = self.usable(&prefix.request.prompt, &request.prompt);
+            let tokens = self.usable(&prefix.request, &request);
             (tokens, prefix.slot.is_some(), Head { prefix: prefix.request.sequence, tokens })
         });
         let best = heads.filter(|(tokens, ..)| *tokens >= tokens_min).max_by_key(|&(tokens, in_cache, _)| (tokens, in_cache));
         let mut head = best.map(|(_, _, head)| head);
         let base = head.map_or(0, |head| head.tokens);
-        let shared = self.prefixes.shared(&request.prompt, base, base.saturating_add(tokens_min));
+        let shared = self.prefixes.shared(&request, base, base.saturating_add(tokens_min));
         let saved_tokens_min = u64::from(SAVED_TOKENS_MIN.min(self.limits.prefill_chunk));
         if let Some((saved, tokens)) = shared
             && saved >= saved_tokens_min
             && self.has_place()
         {
-            head = Some(Head { prefix: self.learn(&request.prompt[..tokens as usize], tokens_min), tokens });
+            head = Some(Head { prefix: self.learn(&request, tokens, tokens_min), tokens });
         }
         if self.prefixes.compared.len() == COMPARED_MAX {
             self.prefixes.compared.pop_front();
@@ -150,10 +152,11 @@ impl Scheduler {
     }
 
     /// Tokens of `prefix` that a row of `prompt` can take over.
-    fn usable(&self, prefix: &[u32], prompt: &[u32]) -> u32 {
-        let shared = common(prefix, &prompt[..prompt.len() - 1]);
-        let whole = shared == prefix.len() || self.limits.price.can_cut(prefix.len() as u32);
-        if whole { shared as u32 } else { 0 }
+    fn usable(&self, prefix: &Request, row: &Request) -> u32 {
+        let shared = common(&prefix.prompt, &row.prompt[..row.prompt.len() - 1]) as u32;
+        let shared = before_other_media(prefix, row, shared);
+        let prefix_tokens = prefix.prompt.len() as u32;
+        if shared == prefix_tokens || self.limits.price.can_cut(prefix_tokens) { shared } else { 0 }
     }
 
     /// Whether one more prefix can be known, one that no row wants given up for it where there are as many as may be.
@@ -166,13 +169,24 @@ impl Scheduler {
         idle.inspect(|&index| self.forget(index)).is_some()
     }
 
-    /// A new prefix. Rows that wait take to it where it saves them clearly more than what they had, or hardly less than what is not
+    /// A new prefix, the first `tokens` of a row. Rows that wait take to it where it saves them clearly more than what they had, or hardly less than what is not
     /// computed yet, so that one is computed for them all.
-    fn learn(&mut self, tokens: &[u32], tokens_min: u32) -> SequenceId {
+    fn learn(&mut self, row: &Request, tokens: u32, tokens_min: u32) -> SequenceId {
         let sequence = SequenceId(SequenceId::PREFIXES.0 + self.prefixes.count);
         self.prefixes.count += 1;
+        let request = Request {
+            sequence,
+            prompt: row.prompt[..tokens as usize].to_vec(),
+            max_tokens: 0,
+            stop_tokens: Arc::new([]),
+            generation: Arc::default(),
+            seed: 0,
+            window: None,
+            media: row.media.iter().filter(|medium| medium.end() <= tokens).cloned().collect(),
+            whole_spans: row.whole_spans,
+        };
         for index in 0..self.waiting.len() {
-            let usable = self.usable(tokens, &self.waiting[index].request.prompt);
+            let usable = self.usable(&request, &self.waiting[index].request);
             let before = self.waiting[index].head;
             let had = before.map_or(0, |head| head.tokens);
             let planned_only = before.is_some_and(|head| {
@@ -184,15 +198,6 @@ impl Scheduler {
                 self.waiting[index].head = Some(Head { prefix: sequence, tokens: usable });
             }
         }
-        let request = Request {
-            sequence,
-            prompt: tokens.to_vec(),
-            max_tokens: 0,
-            stop_tokens: Arc::new([]),
-            generation: Arc::default(),
-            seed: 0,
-            window: None,
-        };
         self.prefixes.known.push(Prefix { request: Arc::new(request), slot: None, wanted: 0, wanted_at: self.step });
         sequence
     }
@@ -241,13 +246,13 @@ impl Scheduler {
             }
             let (in_cache, prefix) = (prefix.slot.is_some(), Arc::clone(&prefix.request));
             let enough = head.tokens.saturating_sub(self.prefix_tokens_min()?);
-            let ready = self.longest_ready(&request.prompt);
+            let ready = self.longest_ready(&request);
             if ready.is_none_or(|ready| ready.tokens <= enough) {
                 if in_cache {
                     return None;
                 }
                 if self.can_afford(&prefix, &request) {
-                    let ready = self.longest_ready(&prefix.prompt);
+                    let ready = self.longest_ready(&prefix);
                     return Some((prefix, ready));
                 }
                 if let Some(index) = self.prefixes.known.iter().position(known) {
@@ -255,7 +260,7 @@ impl Scheduler {
                 }
             }
         }
-        let ready = self.longest_ready(&request.prompt);
+        let ready = self.longest_ready(&request);
         Some((request, ready))
     }
 
@@ -264,11 +269,11 @@ impl Scheduler {
         prefix.slot.filter(|&slot| self.rows[slot as usize].as_ref().is_some_and(|sequence| !sequence.in_prefill()))
     }
 
-    fn longest_ready(&self, prompt: &[u32]) -> Option<Reuse> {
+    fn longest_ready(&self, row: &Request) -> Option<Reuse> {
         let tokens_min = self.prefix_tokens_min()?;
         let ready = self.prefixes.known.iter().filter_map(|prefix| {
             let slot = self.ready_slot(prefix)?;
-            Some(Reuse { slot, tokens: self.usable(&prefix.request.prompt, prompt) })
+            Some(Reuse { slot, tokens: self.usable(&prefix.request, row) })
         });
         ready.filter(|reuse| reuse.tokens >= tokens_min).max_by_key(|reuse| reuse.tokens)
     }
@@ -342,6 +347,18 @@ impl Scheduler {
     pub(super) fn prefixes_to_come(&self) -> u32 {
         self.prefixes.known.iter().filter(|prefix| prefix.wanted > 0 && prefix.slot.is_none()).count() as u32
     }
+}
+
+/// Of `shared` tokens that both start with, those before a medium that is not the same in both, or that the last of them parts.
+fn before_other_media(a: &Request, b: &Request, shared: u32) -> u32 {
+    let same = |(a_medium, b_medium): &(&Medium, &Medium)| {
+        (a_medium.first, a_medium.tokens, a_medium.identity) == (b_medium.first, b_medium.tokens, b_medium.identity)
+            && a.whole_spans == b.whole_spans
+    };
+    let both = a.media.iter().zip(&b.media).take_while(same).count();
+    let parted = a.media[..both].iter().filter(|medium| medium.is_parted(shared));
+    let others = a.media.get(both).into_iter().chain(b.media.get(both));
+    parted.chain(others).map(|medium| medium.first).min().map_or(shared, |first| shared.min(first))
 }
 
 /// Tokens that both start with.

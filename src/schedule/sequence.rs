@@ -22,6 +22,13 @@ pub(super) struct Sequence {
     pub ended: bool,
 }
 
+/// What the chunk from `start` on takes of a step's `prefill_chunk` tokens: a chunk that is not its prompt's last takes all of them,
+/// though it may be shorter, or one medium that is longer.
+pub(super) fn chunk_share(request: &Request, start: u32, prefill_chunk: u32) -> u32 {
+    let end = request.chunk_end(start, prefill_chunk);
+    if end as usize == request.prompt.len() { prefill_chunk.min(end - start) } else { prefill_chunk }
+}
+
 impl Sequence {
     pub fn new(request: Arc<Request>, cached_tokens: u32) -> Self {
         Self { request, cached_tokens, prefilled: cached_tokens, planned: 0, tokens: Vec::new(), in_flight: 0, ended: false }
@@ -32,15 +39,16 @@ impl Sequence {
         self.prefilled < self.prompt_tokens()
     }
 
-    /// Tokens of its prompt's next chunk.
-    pub fn chunk_tokens(&self, prefill_chunk: u32) -> u32 {
-        prefill_chunk.min(self.prompt_tokens() - self.prefilled)
+    /// What its prompt's next chunk takes of a step.
+    pub fn chunk_share(&self, prefill_chunk: u32) -> u32 {
+        chunk_share(&self.request, self.prefilled, prefill_chunk)
     }
 
     /// Plans the next chunk of the prompt of a row in prefill: where it starts, and its length.
     pub fn next_chunk(&mut self, prefill_chunk: u32) -> (u32, u32) {
-        let (start, length) = (self.prefilled, self.chunk_tokens(prefill_chunk));
-        self.prefilled += length;
+        let start = self.prefilled;
+        self.prefilled = self.request.chunk_end(start, prefill_chunk);
+        let length = self.prefilled - start;
         // A prefix samples nothing.
         self.planned = u32::from(!self.in_prefill()).min(self.request.max_tokens);
         self.in_flight += 1;

@@ -289,6 +289,8 @@ impl Transcriber {
             generation: generation.clone(),
             seed: row_seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15),
             window: Some(Arc::new(speech)),
+            media: Vec::new(),
+            whole_spans: false,
         }
     }
 }

@@ -486,6 +486,8 @@ fn smollm2_agrees_with_mlx_lm_token_for_token() {
         generation: Arc::default(),
         seed: 0,
         window: None,
+        media: Vec::new(),
+        whole_spans: false,
     };
     let mut check = |order: &[usize], rows: u32, prefill_chunk: u32, kv_bytes_max: u64| {
         let limits = Limits {
@@ -496,6 +498,7 @@ fn smollm2_agrees_with_mlx_lm_token_for_token() {
             price: price.clone(),
             context_length: 2048,
             prefix_tokens_min: None,
+            span_tokens_max: 0,
         };
         let mut scheduler = Scheduler::new(limits);
         let (mut left, mut launched, mut finished) = (order.iter(), VecDeque::<Plan>::new(), 0);

@@ -98,6 +98,7 @@ fn run(engine: &mut MlxEngine, prefix_tokens_min: Option<u32>, plant: fn(&mut Pl
         price: engine.price(),
         context_length: 256,
         prefix_tokens_min,
+        span_tokens_max: 0,
     };
     let mut scheduler = Scheduler::new(limits);
     let request = |row: u32| Request {
@@ -108,6 +109,8 @@ fn run(engine: &mut MlxEngine, prefix_tokens_min: Option<u32>, plant: fn(&mut Pl
         generation: Arc::default(),
         seed: 0,
         window: None,
+        media: Vec::new(),
+        whole_spans: false,
     };
     let mut left = (0..8).map(request);
     let mut rows = vec![(Vec::new(), 0); left.len()];

@@ -65,6 +65,7 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
         prefill_chunk: args.prefill_chunk.unwrap_or(defaults.chunk),
         prompt_concurrency: args.prompt_concurrency.unwrap_or(defaults.concurrency),
         prefix_tokens_min: (!args.no_prefix_cache).then_some(PREFIX_TOKENS_MIN),
+        span_tokens_max: 0,
         kv_bytes_max: match args.kv_budget {
             KvBudget::Auto => engine.kv_bytes_auto(),
             KvBudget::Bytes(bytes) => bytes,
@@ -178,6 +179,8 @@ fn requests(workload: &[WorkloadRow], order: args::Order) -> Vec<Arc<Request>> {
                 generation: Arc::new(Generation { max_tokens: row.max_tokens, ignore_eos: true, ..Generation::default() }),
                 seed: index,
                 window: None,
+                media: Vec::new(),
+                whole_spans: false,
             })
         })
         .collect();

@@ -21,6 +21,7 @@ fn limits() -> Limits {
         price: price(4),
         context_length: 16,
         prefix_tokens_min: None,
+        span_tokens_max: 0,
     }
 }
 

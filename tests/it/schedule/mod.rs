@@ -1,6 +1,7 @@
 //! The scheduler against the fake engine, whose shadow cache refuses whatever a plan claims falsely.
 
 mod faults;
+mod media;
 mod prefix;
 mod random;
 mod script;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 
 use mlxbatch::engine::Engine;
 use mlxbatch::engine::fake::{FakeEngine, FakeModel};
-use mlxbatch::schedule::{Finished, Limits, PREFIXES_MAX, Plan, Price, Request, Scheduler, SequenceId};
+use mlxbatch::media::Patches;
+use mlxbatch::schedule::{Finished, Limits, Medium, MediumContent, PREFIXES_MAX, Plan, Price, Request, Scheduler, SequenceId};
 
 /// A byte a token of a slot, slots in steps of `slot_tokens_step`, and a byte a token of a chunk.
 fn price(slot_tokens_step: u32) -> Price {
@@ -48,6 +50,8 @@ fn request(sequence: u64, prompt_tokens: u32, max_tokens: u32, stop_tokens: &[u3
         generation: Arc::default(),
         seed: sequence,
         window: None,
+        media: Vec::new(),
+        whole_spans: false,
     })
 }
 
@@ -58,6 +62,22 @@ fn sharing(row: &Request, family: u32, head: usize) -> Arc<Request> {
         *token = 1_000_000 + index + if index < 6 { 0 } else { 1000 * family };
     }
     Arc::new(Request { prompt, ..row.clone() })
+}
+
+/// The same row with images in it, in order: each at a place, so many tokens long, with an identity. Those that have no room are left
+/// out.
+fn seeing(row: &Request, media: &[((u32, u32), u32)], whole_spans: bool) -> Arc<Request> {
+    let mut seeing = Request { whole_spans, ..row.clone() };
+    for &((first, tokens), identity) in media {
+        let end = seeing.media.last().map_or(0, Medium::end);
+        if first < end || (first + tokens) as usize > seeing.prompt.len() {
+            continue;
+        }
+        seeing.prompt[first as usize..(first + tokens) as usize].fill(7);
+        let patches = Patches { values: Vec::new(), columns: 0, rows: 0, soft_tokens: tokens };
+        seeing.media.push(Medium { first, tokens, content: Arc::new(MediumContent::Image(patches)), identity: identity.into() });
+    }
+    Arc::new(seeing)
 }
 
 /// The same row with a stop token among its tokens: its last but one where there are two.
@@ -190,5 +210,6 @@ impl Loop {
 
 /// Steps that rows take one after another, each with one dropped token at its end, and none with a prefix.
 fn work(requests: &[Arc<Request>], limits: &Limits) -> u64 {
-    requests.iter().map(|row| row.prompt.len().div_ceil(limits.prefill_chunk as usize) as u64 + u64::from(row.max_tokens)).sum()
+    let chunks = |row: &Request| row.prompt.len().div_ceil(limits.prefill_chunk as usize) + 2 * row.media.len();
+    requests.iter().map(|row| chunks(row) as u64 + u64::from(row.max_tokens)).sum()
 }

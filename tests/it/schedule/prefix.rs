@@ -18,6 +18,7 @@ fn limits() -> Limits {
         price: price(1),
         context_length: 200,
         prefix_tokens_min: Some(8),
+        span_tokens_max: 0,
     }
 }
 
@@ -237,6 +238,7 @@ fn cost_of_a_step() {
             price: price.clone(),
             context_length: 4096,
             prefix_tokens_min: Some(64),
+            span_tokens_max: 0,
         };
         let rows: Vec<_> = (0..6000u64)
             .map(|sequence| {

@@ -11,7 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::{Loop, model, request, sharing, work};
+use super::{Loop, model, request, seeing, sharing, work};
 
 #[derive(Debug, Clone)]
 struct Job {
@@ -52,8 +52,9 @@ fn job() -> impl Strategy<Value = Job> {
         },
     );
     let prefix_tokens_min = select(vec![None, Some(0), Some(1), Some(3), Some(8)]);
-    let limits = (1..20u32, 1..12u32, 1..6u32, 100..4000u64, price, 30..60u32, prefix_tokens_min).prop_map(
-        |(rows, prefill_chunk, prompt_concurrency, kv_bytes_max, price, context_length, prefix_tokens_min)| Limits {
+    let span_tokens_max = select(vec![0, 4, 14]);
+    let limits = (1..20u32, 1..12u32, 1..6u32, 100..4000u64, price, 30..60u32, prefix_tokens_min, span_tokens_max).prop_map(
+        |(rows, prefill_chunk, prompt_concurrency, kv_bytes_max, price, context_length, prefix_tokens_min, span_tokens_max)| Limits {
             rows,
             prefill_chunk,
             prompt_concurrency,
@@ -61,12 +62,17 @@ fn job() -> impl Strategy<Value = Job> {
             price,
             context_length,
             prefix_tokens_min,
+            span_tokens_max,
         },
     );
-    let rows = (vec((1..40u32, 1..24u32, 0..12u32, select(vec![0, 9, 20, 40])), 1..48), 1..12u32).prop_map(|(rows, families)| {
+    // Images that the heads of a family share or do not, one of them longer than any chunk.
+    let media = (vec((select(vec![(1, 3), (5, 4), (9, 14), (25, 2)]), 0..2u32), 0..3), any::<bool>());
+    let row = (1..40u32, 1..24u32, 0..12u32, select(vec![0, 9, 20, 40]), media);
+    let rows = (vec(row, 1..48), 1..12u32, any::<bool>()).prop_map(|(rows, families, sees)| {
         let numbered = rows.into_iter().zip(0..);
-        let rows = numbered.map(|((prompt_tokens, max_tokens, family, head), sequence)| {
-            sharing(&request(sequence, prompt_tokens, max_tokens, &[1000]), family % families, head)
+        let rows = numbered.map(|((prompt_tokens, max_tokens, family, head, (media, whole_spans)), sequence)| {
+            let row = sharing(&request(sequence, prompt_tokens, max_tokens, &[1000]), family % families, head);
+            if sees { seeing(&row, &media, whole_spans) } else { row }
         });
         rows.collect()
     });
@@ -106,7 +112,10 @@ fn check(job: &Job) -> Result<(), TestCaseError> {
         let bring = brought.next().map_or(1, |&bring| bring.max(usize::from(lap.scheduler.is_idle()))).min(lap.scheduler.wants());
         for row in rows.by_ref().take(bring) {
             let alone = job.limits.layout_bytes(1, job.limits.price.slot_tokens(row.reserved_tokens()));
-            let fits = alone <= job.limits.kv_bytes_max && row.reserved_tokens() < job.limits.context_length;
+            let span_tokens = row.media.iter().filter(|_| row.whole_spans).map(|medium| medium.tokens).max().unwrap_or(0);
+            let fits = alone <= job.limits.kv_bytes_max
+                && row.reserved_tokens() < job.limits.context_length
+                && span_tokens <= job.limits.step_tokens_max();
             prop_assert_eq!(lap.scheduler.add(Arc::clone(row)).is_ok(), fits);
             if fits {
                 accepted.push(Arc::clone(row));

@@ -49,6 +49,7 @@ impl Session {
             context_length: words.key("context_length")?.unwrap_or(1_000),
             price,
             prefix_tokens_min: words.key("prefix_tokens_min")?,
+            span_tokens_max: 0,
         };
         // One token that ends no row: the script says what is sampled.
         let mut engine = FakeEngine::new(FakeModel { alphabet: vec![u32::MAX], ..model(&limits) });
@@ -93,6 +94,8 @@ impl Session {
             generation: Arc::default(),
             seed: 0,
             window: None,
+            media: Vec::new(),
+            whole_spans: false,
         };
         Ok(match self.scheduler.add(Arc::new(request)) {
             Ok(()) => format!("queued; {} more wanted", self.scheduler.wants()),

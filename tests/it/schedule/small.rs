@@ -23,6 +23,7 @@ fn unlimited() -> Limits {
         price: price(2),
         context_length: 8,
         prefix_tokens_min: None,
+        span_tokens_max: 0,
     }
 }
 
