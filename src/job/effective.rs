@@ -34,6 +34,7 @@ impl Job {
         toml.text("id", &self.input.columns.id);
         toml.content_columns(&self.input.columns);
         toml.text("audio", &self.input.columns.audio);
+        toml.text("image", &self.input.columns.image);
         toml.text("language", &self.input.columns.language);
 
         toml.table("prompt");
@@ -82,8 +83,8 @@ impl Job {
         toml.prompt(&self.prompt);
         toml.generation(&self.generation);
         toml.row_results(&self.results);
-        let Columns { audio, language, .. } = &self.input.columns;
-        for (role, name) in [("audio", audio), ("language", language)] {
+        let Columns { audio, image, language, .. } = &self.input.columns;
+        for (role, name) in [("audio", audio), ("image", image), ("language", language)] {
             if name != role {
                 toml.text(&format!("columns.{role}"), name);
             }

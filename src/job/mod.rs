@@ -87,15 +87,17 @@ pub struct Columns {
     pub reference: String,
     /// Default `audio`.
     pub audio: String,
+    /// Default `image`; it has one, or a list of them.
+    pub image: String,
     /// Default `language`.
     pub language: String,
 }
 
 impl Default for Columns {
     fn default() -> Self {
-        let [id, prompt, messages, reference, audio, language] =
-            ["id", "prompt", "messages", "reference", "audio", "language"].map(str::to_owned);
-        Self { id, prompt, messages, reference, audio, language }
+        let [id, prompt, messages, reference, audio, image, language] =
+            ["id", "prompt", "messages", "reference", "audio", "image", "language"].map(str::to_owned);
+        Self { id, prompt, messages, reference, audio, image, language }
     }
 }
 

@@ -197,13 +197,13 @@ fn manifests(node: &Node, folder: &Folder) -> Result<Vec<String>, Fault> {
 
 fn columns(reader: &mut Reader, input: &mut Section) -> Columns {
     let mut section = reader.section(input, "columns");
-    let roles = ["id", "prompt", "messages", "reference", "audio", "language"];
+    let roles = ["id", "prompt", "messages", "reference", "audio", "language", "image"];
     let origins = roles.map(|role| section.key_origin(role));
     let names = roles.map(|role| {
         let name = reader.optional(&mut section, role, |node| node.name("the name of a column"));
         name.unwrap_or_else(|| role.to_owned())
     });
-    let [id, prompt, messages, reference, audio, language] = names;
+    let [id, prompt, messages, reference, audio, language, image] = names;
     if prompt == messages {
         let given = if origins[2].is_some() { origins[2] } else { origins[1] };
         let message = format!("`input.columns.prompt` and `input.columns.messages` are both the column {}", quoted(&prompt));
@@ -217,11 +217,16 @@ fn columns(reader: &mut Reader, input: &mut Section) -> Columns {
         let help = "a column holds either a recording or text; leave one of the two out, or rename it".to_owned();
         reader.report(given, Some("input.columns.audio"), message, Some(help));
     }
-    for media in ["image", "video"] {
-        reader.later(&mut section, media, "only text and recordings are read now");
+    let others = [(1, &prompt), (2, &messages), (3, &reference), (4, &audio), (5, &language)];
+    if let Some((role, _)) = others.into_iter().find(|(_, name)| **name == image) {
+        let given = if origins[6].is_some() { origins[6] } else { origins[role] };
+        let message = format!("`input.columns.image` and `input.columns.{}` are both the column {}", roles[role], quoted(&image));
+        let help = "a column holds either images or something else; leave one of the two out, or rename it".to_owned();
+        reader.report(given, Some("input.columns.image"), message, Some(help));
     }
+    reader.later(&mut section, "video", "only text, recordings and images are read now");
     reader.finish(section);
-    Columns { id, prompt, messages, reference, audio, language }
+    Columns { id, prompt, messages, reference, audio, image, language }
 }
 
 fn prompt(reader: &mut Reader, root: &mut Section) -> Prompt {

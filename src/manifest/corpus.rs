@@ -118,6 +118,7 @@ mod tests {
             messages: "messages".into(),
             reference: "text".into(),
             audio: "audio".into(),
+            image: "image".into(),
             language: "lang".into(),
         };
         let given = json!({"client_id": "c", "path": "a/b", "sentence": "s", "locale": "zh-CN"});

@@ -1,4 +1,4 @@
-//! A folder of files, each of them a row: texts, or recordings.
+//! A folder of files, each of them a row: texts, recordings, or images.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,12 +11,12 @@ use serde_json::{Map, Value};
 use walkdir::{DirEntry, FilterEntry, IntoIter, WalkDir};
 
 use super::files::{DEPTH_MAX, ENTRIES_MAX, is_hidden, matcher, slashed, wants_hidden};
-use super::raw::{Unreadable, first_8_bytes, utf8};
+use super::raw::{Media, Unreadable, first_8_bytes, utf8};
 use super::recording::{hash_with, is_recording};
 use super::transcripts::{Transcripts, is_list_of_recordings, is_transcript};
 use super::{ManifestError, ROW_BYTES_MAX};
 use crate::job::Columns;
-use crate::media::AudioSource;
+use crate::media::{AudioSource, MediaSource, is_image_name};
 
 pub(super) const GLOB: &str = "**/*.txt";
 
@@ -25,7 +25,8 @@ pub(super) const GLOB: &str = "**/*.txt";
 pub(super) enum Wanted {
     Texts,
     Recordings,
-    /// Recordings and texts, but no text that is the transcript of a recording that is a row.
+    Images,
+    /// Recordings, images and texts, but no text that is the transcript of a recording that is a row.
     Glob {
         matcher: GlobMatcher,
         hidden: bool,
@@ -42,18 +43,21 @@ impl Wanted {
         if let Some(glob) = glob {
             return Ok(Self::Glob { matcher: matcher(glob)?, hidden: wants_hidden(glob) });
         }
-        let (mut recording, mut text) = (None, None);
+        let (mut recording, mut text, mut image) = (None, None, None);
         for entry in walk(folder, false).filter_map(Result::ok).take(ENTRIES_MAX as usize) {
             if is_recording(entry.path()) && !entry.file_type().is_dir() {
                 recording.get_or_insert(entry.into_path());
             } else if is_text(&entry) {
                 text.get_or_insert(entry.into_path());
+            } else if image.is_none() && is_image_name(entry.path()) && !entry.file_type().is_dir() {
+                image = Some(entry.into_path());
             }
             if recording.is_some() && text.is_some() {
                 break;
             }
         }
         match (recording, text) {
+            (None, None) if image.is_some() => Ok(Self::Images),
             (None, _) => Ok(Self::Texts),
             (Some(_), None) => Ok(Self::Recordings),
             (Some(recording), Some(_)) => Self::of_both(folder, recording),
@@ -83,8 +87,10 @@ impl Wanted {
         match self {
             Self::Texts => relative.extension().is_some_and(|extension| extension == "txt").then_some(Kind::Text),
             Self::Recordings => is_recording(relative).then_some(Kind::Recording),
+            Self::Images => is_image_name(relative).then_some(Kind::Image),
             Self::Glob { matcher, .. } if !matcher.is_match(relative) => None,
             Self::Glob { .. } if is_recording(relative) => Some(Kind::Recording),
+            Self::Glob { .. } if is_image_name(relative) => Some(Kind::Image),
             Self::Glob { matcher, .. } => {
                 let is_row = |path: &Path| path.strip_prefix(folder).is_ok_and(|relative| matcher.is_match(relative));
                 (!is_transcript(&folder.join(relative), is_row)).then_some(Kind::Text)
@@ -97,6 +103,7 @@ impl Wanted {
 enum Kind {
     Text,
     Recording,
+    Image,
 }
 
 fn is_text(entry: &DirEntry) -> bool {
@@ -132,6 +139,7 @@ pub(super) struct FoundFile {
     pub fault: Option<String>,
     /// Of a recording.
     pub transcripts: Option<Arc<Transcripts>>,
+    pub is_image: bool,
 }
 
 /// A file's row.
@@ -141,7 +149,7 @@ pub(super) struct FileRow {
     /// its transcript.
     pub input_hash: u64,
     pub parsed: Result<Map<String, Value>, Unreadable>,
-    pub audio: Option<AudioSource>,
+    pub media: Media,
 }
 
 impl FolderWalk {
@@ -164,7 +172,7 @@ impl FolderWalk {
                     let relative = self.below(entry.path());
                     let Some(kind) = self.wanted.kind(&self.folder, &relative) else { continue };
                     let transcripts = (kind == Kind::Recording).then(|| self.transcripts_beside(entry.path()));
-                    return Ok(Some(found_file(&entry, relative, transcripts)));
+                    return Ok(Some(found_file(&entry, relative, transcripts, kind == Kind::Image)));
                 }
                 Err(error) if error.depth() == 0 => return Err(ManifestError::read(&self.folder.clone(), error.into())),
                 Err(error) => {
@@ -179,7 +187,7 @@ impl FolderWalk {
                     } else {
                         cannot_read(&error.into())
                     };
-                    return Ok(Some(FoundFile { relative, bytes: 0, modified: None, fault: Some(fault), transcripts: None }));
+                    return Ok(Some(FoundFile { relative, bytes: 0, modified: None, fault: Some(fault), transcripts: None, is_image: false }));
                 }
             }
         }
@@ -204,7 +212,7 @@ impl FolderWalk {
     }
 }
 
-fn found_file(entry: &DirEntry, relative: PathBuf, transcripts: Option<Arc<Transcripts>>) -> FoundFile {
+fn found_file(entry: &DirEntry, relative: PathBuf, transcripts: Option<Arc<Transcripts>>, is_image: bool) -> FoundFile {
     let (bytes, modified, fault) = match entry.metadata() {
         Err(error) => (0, None, Some(cannot_read(&error.into()))),
         Ok(metadata) if !metadata.is_file() => (0, None, Some("it is not a regular file; remove it or narrow the glob".to_owned())),
@@ -212,10 +220,10 @@ fn found_file(entry: &DirEntry, relative: PathBuf, transcripts: Option<Arc<Trans
     };
     let fault = fault.or_else(|| match relative.to_str() {
         None => Some("the name of the file is not UTF-8; rename it".to_owned()),
-        Some(_) if transcripts.is_none() && bytes > ROW_BYTES_MAX as u64 => Some(too_large(bytes)),
+        Some(_) if transcripts.is_none() && !is_image && bytes > ROW_BYTES_MAX as u64 => Some(too_large(bytes)),
         Some(_) => None,
     });
-    FoundFile { relative, bytes, modified, fault, transcripts }
+    FoundFile { relative, bytes, modified, fault, transcripts, is_image }
 }
 
 impl FoundFile {
@@ -226,12 +234,13 @@ impl FoundFile {
 
     /// Bytes that its row takes in memory.
     pub fn row_bytes(&self) -> u64 {
-        if self.transcripts.is_some() { 0 } else { self.bytes.min(ROW_BYTES_MAX as u64) }
+        if self.transcripts.is_some() || self.is_image { 0 } else { self.bytes.min(ROW_BYTES_MAX as u64) }
     }
 
     pub fn read(&self, folder: &Path, columns: &Columns) -> FileRow {
         match &self.transcripts {
             Some(transcripts) if self.fault.is_none() => self.read_recording(folder, columns, transcripts),
+            None if self.is_image && self.fault.is_none() => self.read_image(folder, columns),
             _ => self.read_text(folder, columns),
         }
     }
@@ -253,7 +262,20 @@ impl FoundFile {
             }
             Err(error) => Err(Unreadable { error, columns: read }),
         };
-        FileRow { id: name, input_hash, parsed, audio: None }
+        FileRow { id: name, input_hash, parsed, media: Media::default() }
+    }
+
+    fn read_image(&self, folder: &Path, columns: &Columns) -> FileRow {
+        let name = self.name();
+        let path = folder.join(&self.relative);
+        let path = std::path::absolute(&path).unwrap_or(path);
+        let mut read = Map::new();
+        read.insert("path".into(), Value::String(name.clone()));
+        read.insert(columns.id.clone(), Value::String(name.clone()));
+        read.insert(columns.image.clone(), Value::String(path.to_string_lossy().into_owned()));
+        let image = MediaSource::File(path);
+        let input_hash = hash_with(first_8_bytes(&blake3::hash(name.as_bytes())), &image);
+        FileRow { id: name, input_hash, parsed: Ok(read), media: Media { images: vec![image], ..Media::default() } }
     }
 
     fn read_recording(&self, folder: &Path, columns: &Columns, transcripts: &Transcripts) -> FileRow {
@@ -282,7 +304,7 @@ impl FoundFile {
             Err(error) => Err(Unreadable { error, columns: read }),
         };
         let audio = AudioSource::File(path);
-        FileRow { id, input_hash: hash_with(first_8_bytes(&hasher.finalize()), &audio), parsed, audio: Some(audio) }
+        FileRow { id, input_hash: hash_with(first_8_bytes(&hasher.finalize()), &audio), parsed, media: Media { audio: Some(audio), ..Media::default() } }
     }
 }
 

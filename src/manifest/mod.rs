@@ -15,6 +15,7 @@ mod folder;
 mod ids;
 mod jsonl;
 mod lines;
+mod parts;
 mod raw;
 mod reader;
 mod recording;
@@ -32,11 +33,12 @@ pub use error::ManifestError;
 pub use files::ManifestFile;
 pub use fingerprint::fingerprint;
 pub use ids::ID_BYTES_MAX;
+pub use parts::{MEDIA_MAX, MediumKind};
 pub use recording::AUDIO_BYTES_MAX;
 
 use crate::{
     job::{Columns, Input},
-    media::AudioSource,
+    media::{AudioSource, MediaSource},
 };
 use files::Format;
 use folder::{FolderWalk, Wanted};
@@ -68,6 +70,17 @@ pub struct Item {
     pub columns: Map<String, Value>,
     /// What the row's audio column names, resolved against its manifest's folder; or the file that the row is.
     pub audio: Option<AudioSource>,
+    /// What its image column names; or the file that the row is.
+    pub images: Vec<MediaSource>,
+    /// The media of its messages' content parts, in their order.
+    pub parts: Vec<Medium>,
+}
+
+/// An image or a recording that a message names.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Medium {
+    pub kind: MediumKind,
+    pub source: MediaSource,
 }
 
 /// One row that cannot be used: it becomes a failed row.

@@ -9,11 +9,12 @@ use super::delimited::Header;
 use super::files::ManifestFile;
 use super::folder::{FileRow, FoundFile};
 use super::ids::{Place, id_of};
+use super::parts;
 use super::recording::{self, hash_with};
 use super::records::{self, Record, Records};
-use super::{BadRow, Item, RowResult, jsonl};
+use super::{BadRow, Item, Medium, RowResult, jsonl};
 use crate::job::Columns;
-use crate::media::AudioSource;
+use crate::media::{AudioSource, MediaSource};
 
 const SHOWN_CHARACTERS_MAX: usize = 60;
 
@@ -109,14 +110,14 @@ impl Block {
             Rows::Lines { file, header, bytes, extents } => read_line(file, header.as_deref(), &extents[index], bytes, columns),
             Rows::Records { file, records } => read_record(file, records, index, columns),
             Rows::Files { folder, files } => {
-                let FileRow { id, input_hash, parsed, audio } = files[index].read(folder, columns);
+                let FileRow { id, input_hash, parsed, media } = files[index].read(folder, columns);
                 let source = folder.join(&files[index].relative).display().to_string();
-                Read { source, id: Some(id), input_hash, parsed: parsed.map(|columns| (columns, audio)) }
+                Read { source, id: Some(id), input_hash, parsed: parsed.map(|columns| (columns, media)) }
             }
         };
         let row = self.row(index);
         let bad = |error, columns, source| Box::new(BadRow { row, id: self.derived_id(index), source, input_hash, error, columns });
-        let (read, audio) = match parsed {
+        let (read, media) = match parsed {
             Ok(read) => read,
             Err(Unreadable { error, columns }) => return Err(bad(error, columns, source)),
         };
@@ -127,7 +128,8 @@ impl Block {
             Some(Ok(id)) => id,
             Some(Err(error)) => return Err(bad(error, read, source)),
         };
-        Ok(Item { row, id, source, input_hash, columns: read, audio })
+        let Media { audio, images, parts } = media;
+        Ok(Item { row, id, source, input_hash, columns: read, audio, images, parts })
     }
 }
 
@@ -137,7 +139,21 @@ struct Read {
     /// Of a file that is a row.
     id: Option<String>,
     input_hash: u64,
-    parsed: Result<(Map<String, Value>, Option<AudioSource>), Unreadable>,
+    parsed: Result<(Map<String, Value>, Media), Unreadable>,
+}
+
+/// What a row names besides its text.
+#[derive(Debug, Default)]
+pub(super) struct Media {
+    pub audio: Option<AudioSource>,
+    pub images: Vec<MediaSource>,
+    pub parts: Vec<Medium>,
+}
+
+impl Media {
+    fn sources(&self) -> impl Iterator<Item = &MediaSource> {
+        self.audio.iter().chain(&self.images).chain(self.parts.iter().map(|part| &part.source))
+    }
 }
 
 fn read_line(file: &ManifestFile, header: Option<&Header>, extent: &Extent, bytes: &[u8], columns: &Columns) -> Read {
@@ -154,7 +170,7 @@ fn read_line(file: &ManifestFile, header: Option<&Header>, extent: &Extent, byte
         }),
         (None, None) => jsonl::columns_of(bytes),
     };
-    with_recording(file, file.place(file.path.display(), extent.line), input_hash, parsed, None, columns)
+    with_media(file, file.place(file.path.display(), extent.line), input_hash, parsed, None, columns)
 }
 
 fn read_record(file: &ManifestFile, records: &Records, index: usize, columns: &Columns) -> Read {
@@ -164,7 +180,7 @@ fn read_record(file: &ManifestFile, records: &Records, index: usize, columns: &C
             let left_out = audio.is_some().then_some(columns.audio.as_str());
             let (hash, fault) = records::hash_of(&read, left_out);
             let parsed = fault.map_or(Ok(read), |fault| Err(Unreadable::new(fault)));
-            with_recording(file, source, first_8_bytes(&hash), parsed, audio, columns)
+            with_media(file, source, first_8_bytes(&hash), parsed, audio, columns)
         }
         Err(unreadable) => {
             let input_hash = first_8_bytes(&records::hash_of(&unreadable.columns, None).0);
@@ -173,8 +189,8 @@ fn read_record(file: &ManifestFile, records: &Records, index: usize, columns: &C
     }
 }
 
-/// Looks for the recording of a row that does not hold one itself.
-fn with_recording(
+/// Looks for the recording of a row that does not hold one itself, and for its images.
+fn with_media(
     file: &ManifestFile,
     source: String,
     mut input_hash: u64,
@@ -183,19 +199,31 @@ fn with_recording(
     columns: &Columns,
 ) -> Read {
     let parsed = parsed.and_then(|mut read| {
-        let named = match held {
-            Some(held) => Ok(Some(held)),
-            None => recording::of_column(&mut read, &columns.audio, file.folder(), &source),
-        };
-        match named {
-            Ok(audio) => Ok((read, audio)),
+        match media_of(&mut read, held, file.folder(), &source, columns) {
+            Ok(media) => Ok((read, media)),
             Err(error) => Err(Unreadable { error, columns: read }),
         }
     });
-    if let Ok((_, Some(audio))) = &parsed {
-        input_hash = hash_with(input_hash, audio);
+    if let Ok((_, media)) = &parsed {
+        input_hash = media.sources().fold(input_hash, hash_with);
     }
     Read { source, id: None, input_hash, parsed }
+}
+
+fn media_of(
+    read: &mut Map<String, Value>,
+    held: Option<AudioSource>,
+    folder: &Path,
+    source: &str,
+    columns: &Columns,
+) -> Result<Media, String> {
+    let audio = match held {
+        Some(held) => Some(held),
+        None => recording::of_column(read, &columns.audio, folder, source)?,
+    };
+    let images = parts::of_column(read, &columns.image, folder, source)?;
+    let parts = parts::of_messages(read, &columns.messages, folder, source)?;
+    Ok(Media { audio, images, parts })
 }
 
 pub(super) fn first_8_bytes(hash: &blake3::Hash) -> u64 {

@@ -73,7 +73,7 @@ pub(super) fn of_column(
 }
 
 /// The file that a text names, which becomes its absolute path.
-fn located(text: &mut String, column: &str, folder: &Path) -> Result<AudioSource, String> {
+pub(super) fn located(text: &mut String, column: &str, folder: &Path) -> Result<AudioSource, String> {
     if let Some(character) = text.chars().find(|character| character.is_control()) {
         return Err(format!("the path in `{column}` holds the control character {character:?}; correct it"));
     }
@@ -119,7 +119,7 @@ fn percent_decoded(text: &str) -> Option<String> {
 }
 
 /// RFC 4648, both alphabets; line ends and blanks are passed over, padding may be left out.
-fn from_base64(text: &str) -> Result<Vec<u8>, String> {
+pub(super) fn from_base64(text: &str) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
     let (mut bits, mut held, mut padding) = (0_u32, 0, 0);
     for (at, character) in text.bytes().enumerate() {

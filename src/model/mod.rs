@@ -10,6 +10,7 @@ pub mod hub;
 pub mod npz;
 pub mod safetensors;
 mod summary;
+mod towers;
 
 use std::path::{Path, PathBuf};
 
@@ -18,6 +19,7 @@ use thiserror::Error;
 
 pub use hub::Hub;
 pub use summary::{EncoderSummary, ModelSummary, Quantization};
+pub use towers::{AudioTower, ImageTower, Placeholder, SIDECAR, Towers};
 
 use gguf::Gguf;
 use safetensors::Index;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{FAMILIES, ModelError, ModelFiles, Tensor, Weights};
+use super::{FAMILIES, ModelError, ModelFiles, Tensor, Towers, Weights};
 
 /// A model in numbers; nothing here reads a weight.
 #[derive(Debug, Clone, PartialEq)]
@@ -143,7 +143,7 @@ impl ModelSummary {
             full_layers: layers.saturating_sub(window_layers),
             window_layers,
             window_tokens: window_tokens.filter(|_| window_layers > 0),
-            inputs: if encoder.is_some() { &["audio"] } else { &["text"] },
+            inputs: if encoder.is_some() { &["audio"] } else { Towers::new(files)?.inputs() },
             encoder,
             chat_template,
             stop_tokens: files.stop_tokens(),

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::template::{Content, Message, Part};
+use crate::manifest::MediumKind;
 
 /// Messages of one row; a conversation of more is no conversation.
 const MESSAGES_MAX: usize = 10_000;
@@ -65,12 +66,16 @@ fn message(entry: &Value) -> Result<Message, String> {
 
 fn part(part: &Value) -> Result<Part, String> {
     match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-        (Some("text"), Some(text)) => Ok(Part { kind: "text", text: text.to_owned() }),
-        (Some("text"), None) => Err("has a text part without text".to_owned()),
-        (Some(kind @ ("image" | "image_url" | "audio" | "input_audio" | "audio_url" | "video" | "video_url")), _) => {
-            Err(format!("has a part of type {kind:?}, which is not yet supported: text is"))
+        (Some("text" | "input_text"), Some(text)) => Ok(Part::Text { text: text.to_owned() }),
+        (Some("text" | "input_text"), None) => Err("has a text part without text".to_owned()),
+        (Some(kind @ ("video" | "video_url" | "input_video")), _) => {
+            Err(format!("has a part of type {kind:?}, which is not yet supported: text, images and audio are"))
         }
-        (Some(kind), _) => Err(format!("has a part of unknown type {kind:?}: use text")),
+        (Some(kind), _) => match MediumKind::of_part(kind) {
+            Some(MediumKind::Image) => Ok(Part::Image),
+            Some(MediumKind::Audio) => Ok(Part::Audio),
+            None => Err(format!("has a part of unknown type {kind:?}: use text, image_url or input_audio")),
+        },
         (None, _) => Err("has a part without a type: write {\"type\": \"text\", \"text\": …}".to_owned()),
     }
 }
@@ -100,7 +105,7 @@ pub(super) fn map_texts(messages: &mut [Message], map: impl Fn(&str) -> Cow<'_, 
         message.thinking.as_mut().map(apply);
         match &mut message.content {
             Content::Text(text) => apply(text),
-            Content::Parts(parts) => parts.iter_mut().for_each(|part| apply(&mut part.text)),
+            Content::Parts(parts) => parts.iter_mut().filter_map(Part::text_mut).for_each(&apply),
         }
     }
 }
@@ -111,7 +116,7 @@ pub(super) fn plain(messages: &[Message]) -> String {
     for message in messages {
         let parts: Vec<&str> = match &message.content {
             Content::Text(text) => vec![text],
-            Content::Parts(parts) => parts.iter().map(|part| part.text.as_str()).collect(),
+            Content::Parts(parts) => parts.iter().map(Part::text).collect(),
         };
         for part in parts {
             if !text.is_empty() {
@@ -156,7 +161,7 @@ mod tests {
         refused(json!([{"role": 1, "content": "a"}]), "role that is a number");
         refused(json!([{"role": "user", "contents": "a"}]), "unknown key \"contents\"");
         refused(json!([{"role": "user", "content": "a", "tool_calls": [1]}]), "tools are not yet supported");
-        refused(json!([{"role": "user", "content": [{"type": "image", "image": "a.png"}]}]), "not yet supported");
+        refused(json!([{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]), "not yet supported");
         refused(json!([{"role": "user", "content": [{"type": "smell"}]}]), "unknown type \"smell\"");
         refused(json!([{"role": "user", "content": ["a"]}]), "part without a type");
     }

@@ -3,9 +3,15 @@
 //! A row's prompt is what the job's template makes of its columns, or its `messages` column, or its `prompt` column; the model's
 //! chat template makes the text the model reads of it; [`Tokens`] makes ids of that. Nothing a row says becomes a control token:
 //! see [`Tokens::mark`].
+//!
+//! A row's media stand in the prompt as one placeholder each, until they are decoded ([`Senses`]) and
+//! [`Prompter::complete`] knows how many soft tokens each has.
 
 mod conversation;
+mod placement;
 mod python;
+mod senses;
+mod splice;
 mod stop;
 mod template;
 mod tokens;
@@ -14,20 +20,23 @@ mod vocabulary;
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, UndefinedBehavior};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
 pub use conversation::parse as parse_messages;
+pub use senses::{Sensed, Senses};
+pub use splice::{Spliced, splice};
 pub use stop::{Detokenizer, StopStrings, final_text, find_stop};
 pub use template::{ChatTemplate, Content, Message, Part, TemplateError};
 pub use tokens::{Tokens, TokensError};
 pub use vocabulary::VocabularyError;
 
 use crate::job::{self, Generation, Job};
-use crate::manifest::Item;
-use crate::model::ModelFiles;
-use crate::schedule::{Request, SequenceId};
+use crate::manifest::{Item, Medium, MediumKind};
+use crate::model::{ModelError, ModelFiles, Towers};
+use crate::schedule::{self, Request, SequenceId};
 
 /// Steps of rendering a job's template over one row.
 const FUEL: u64 = 50_000_000;
@@ -45,12 +54,17 @@ pub enum PromptError {
     ChatTemplate(#[from] TemplateError),
     #[error(transparent)]
     Tokens(#[from] TokensError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
 }
 
 /// A row ready for the scheduler, and what a person may want to see of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prepared {
+    /// Where the row has media, a placeholder for each: [`Prompter::complete`] makes the request whole.
     pub request: Request,
+    /// In the order of the prompt, kind by kind.
+    pub media: Vec<Medium>,
     /// The text that was tokenized, as the model reads it.
     pub rendered: String,
     pub reference: Option<String>,
@@ -59,6 +73,9 @@ pub struct Prepared {
 /// Prepares a job's rows. Shared by threads.
 #[derive(Debug)]
 pub struct Prompter {
+    /// What messages call the model.
+    model: String,
+    towers: Towers,
     tokens: Arc<Tokens>,
     chat_template: Option<ChatTemplate>,
     row_template: Option<RowTemplate>,
@@ -96,7 +113,10 @@ impl Prompter {
         end_tokens.extend(named.and_then(|token| tokens.token_to_id(token)));
         end_tokens.sort_unstable();
         end_tokens.dedup();
-        Self::with(job, tokens, chat_template, end_tokens, files.context_length())
+        let mut prompter = Self::with(job, tokens, chat_template, end_tokens, files.context_length())?;
+        prompter.model.clone_from(&files.name);
+        prompter.towers = Towers::new(files)?;
+        Ok(prompter)
     }
 
     /// For the `fake` model: a token a byte, and a conversation's texts in lines.
@@ -117,6 +137,8 @@ impl Prompter {
         let system = job.prompt.system.as_ref().map(|system| Message::text("system", tokens.mark(system).into_owned()));
         let bos = tokens.text_start()?;
         Ok(Self {
+            model: "fake".to_owned(),
+            towers: Towers::default(),
             chat_template,
             row_template: row_template.transpose()?,
             system,
@@ -140,6 +162,11 @@ impl Prompter {
         &self.tokens
     }
 
+    /// What the model sees and hears.
+    pub fn towers(&self) -> &Towers {
+        &self.towers
+    }
+
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.chat_template.as_ref()
     }
@@ -153,7 +180,7 @@ impl Prompter {
             let stop_tokens = stop_tokens(&generation, &self.end_tokens);
             (Arc::new(generation), stop_tokens)
         };
-        let (marked, begins_itself) = self.render(&item.columns)?;
+        let Rendered { marked, begins_itself, media } = self.render(item)?;
         if let Some(context) = self.context_length
             && marked.len() / TOKEN_BYTES_MAX > context as usize
         {
@@ -182,15 +209,72 @@ impl Prompter {
             Cow::Owned(rendered) => rendered,
             Cow::Borrowed(_) => marked,
         };
-        Ok(Prepared { request, rendered, reference: self.reference(&item.columns) })
+        if media.is_empty() {
+            // A place for a medium that is not there would be computed as if it were a word.
+            splice(&request.prompt, &self.towers, &[])?;
+        }
+        Ok(Prepared { request, media, rendered, reference: self.reference(&item.columns) })
     }
 
-    /// The marked text of a row, and whether it already begins as the model's texts do.
-    fn render(&self, columns: &Map<String, Value>) -> Result<(String, bool), String> {
+    /// The request of a row whose media have been decoded, in the order of [`Prepared::media`]; the error is the sentence of its failed
+    /// row.
+    pub fn complete(&self, request: Request, media: &[Sensed]) -> Result<Request, String> {
+        let counts: Vec<(MediumKind, u32)> = media.iter().map(|medium| (medium.kind, medium.soft_tokens)).collect();
+        let (prompt, places) = splice(&request.prompt, &self.towers, &counts)?;
+        self.check_length(prompt.len(), request.max_tokens)?;
+        let medium = |&Spliced { medium, first }: &Spliced| {
+            let Sensed { content, soft_tokens, identity, .. } = &media[medium];
+            schedule::Medium { first, tokens: *soft_tokens, content: Arc::clone(content), identity: *identity }
+        };
+        let sees = media.iter().any(|medium| medium.kind == MediumKind::Image);
+        let hears = media.iter().any(|medium| medium.kind == MediumKind::Audio);
+        let both_ways = self.towers.image.as_ref().is_some_and(|tower| tower.both_ways);
+        let media = places.iter().map(medium).collect();
+        // Any recording makes all of the prompt causal: docs/fidelity.md.
+        Ok(Request { prompt, media, whole_spans: both_ways && sees && !hears, ..request })
+    }
+
+    /// Refuses media that the model has no tower for.
+    fn check_media(&self, media: &[Medium]) -> Result<(), String> {
+        let (model, without) = (&self.model, |kind: MediumKind| media.iter().any(|medium| medium.kind == kind));
+        if self.towers.image.is_none() && without(MediumKind::Image) {
+            return Err(format!(
+                "the row has an image, and {model} sees none (its files hold no vision tower): take a model that does, such as \
+                 google/gemma-4-e4b-it"
+            ));
+        }
+        if self.towers.audio.is_none() && without(MediumKind::Audio) {
+            return Err(format!(
+                "the row has a recording, and {model} hears none (its files hold no audio tower): take a model that does, such as \
+                 google/gemma-4-e4b-it, or a speech model such as openai/whisper-base"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The marked text of a row, and its media.
+    fn render(&self, item: &Item) -> Result<Rendered, String> {
+        let columns = &item.columns;
+        // What the row's own columns name, images first.
+        let images = item.images.iter().map(|source| Medium { kind: MediumKind::Image, source: source.clone() });
+        let audio = item.audio.iter().map(|source| Medium { kind: MediumKind::Audio, source: source.clone() });
+        let own: Vec<Medium> = images.chain(audio).collect();
+        let from_messages = self.takes_messages(columns);
+        self.check_media(&own)?;
+        if from_messages {
+            self.check_media(&item.parts)?;
+        }
         if let Some(chat_template) = &self.chat_template {
-            let mut messages = match self.row_text(columns, false)? {
-                Some(text) => vec![Message::text("user", text)],
-                None => conversation::parse(&self.columns.messages, &columns[&self.columns.messages])?,
+            let (mut messages, media) = match self.row_text(columns, false, &own)? {
+                Some(text) => {
+                    let (content, media) = user_content(text, &own)?;
+                    (vec![Message { content, ..Message::text("user", String::new()) }], media)
+                }
+                None => {
+                    let mut messages = conversation::parse(&self.columns.messages, &columns[&self.columns.messages])?;
+                    put_in_front(&mut messages, &own);
+                    (messages, own.iter().chain(&item.parts).cloned().collect())
+                }
             };
             self.tokens.mark_messages(&mut messages);
             if let Some(system) = &self.system
@@ -199,15 +283,20 @@ impl Prompter {
                 messages.insert(0, system.clone());
             }
             // A chat template writes `<bos>` itself where its model wants one.
-            return Ok((chat_template.render(&messages, self.thinking).map_err(|error| error.to_string())?, true));
+            let marked = chat_template.render(&messages, self.thinking).map_err(|error| error.to_string())?;
+            return Ok(Rendered { marked, begins_itself: true, media });
         }
-        if let Some(text) = self.row_text(columns, true)? {
+        if let Some(text) = self.row_text(columns, true, &own)? {
+            let (text, media) = match user_content(text, &own)? {
+                (Content::Text(text), media) => (text, media),
+                (Content::Parts(parts), media) => (self.with_placeholders(&parts), media),
+            };
             let text = match &self.system {
                 Some(system) => conversation::plain(&[system.clone(), Message::text("user", text)]),
                 None => text,
             };
             let begins_itself = self.bos.as_deref().is_some_and(|bos| text.starts_with(bos));
-            return Ok((text, begins_itself));
+            return Ok(Rendered { marked: text, begins_itself, media });
         }
         if !self.tokens.is_bytes() {
             let column = &self.columns.messages;
@@ -217,20 +306,42 @@ impl Prompter {
         }
         let messages = conversation::parse(&self.columns.messages, &columns[&self.columns.messages])?;
         let all: Vec<Message> = self.system.iter().cloned().chain(messages).collect();
-        Ok((conversation::plain(&all), false))
+        Ok(Rendered { marked: conversation::plain(&all), begins_itself: false, media: Vec::new() })
+    }
+
+    /// Whether the row's messages column counts, and not a template or a prompt.
+    fn takes_messages(&self, columns: &Map<String, Value>) -> bool {
+        self.row_template.is_none() && columns.get(&self.columns.messages).is_some_and(|messages| !is_blank(messages))
+    }
+
+    /// The text of a message for a model without a chat template, whose placeholders mean what they say.
+    fn with_placeholders(&self, parts: &[Part]) -> String {
+        let image = self.towers.image.as_ref().map(|tower| tower.placeholder.token);
+        let audio = self.towers.audio.as_ref().map(|tower| tower.placeholder.token);
+        let token = |id: Option<u32>| Cow::Owned(id.and_then(|id| self.tokens.id_to_token(id)).unwrap_or_default());
+        let texts = parts.iter().map(|part| match part {
+            Part::Text { text } => Cow::Borrowed(text.as_str()),
+            Part::Image => token(image),
+            Part::Audio => token(audio),
+        });
+        texts.collect()
     }
 
     /// The text of the row's template or prompt column; `None` where its messages column counts instead.
     ///
     /// With `mark`, control tokens in the row's columns are marked and those the job's template writes are not: a model without a
     /// chat template gets its prompt format from the job.
-    fn row_text(&self, columns: &Map<String, Value>, mark: bool) -> Result<Option<String>, String> {
+    fn row_text(&self, columns: &Map<String, Value>, mark: bool, own: &[Medium]) -> Result<Option<String>, String> {
+        let cleared = |text: &str| {
+            let text = placement::without_places(text);
+            if mark { self.tokens.mark(&text).into_owned() } else { text.into_owned() }
+        };
         let text = match &self.row_template {
-            Some(template) => template.render(columns, |text| if mark { self.tokens.mark(text) } else { Cow::Borrowed(text) })?,
-            None if columns.get(&self.columns.messages).is_some_and(|messages| !is_blank(messages)) => return Ok(None),
+            Some(template) => template.render(columns, placement::variables(&self.columns, columns, own), cleared)?,
+            None if self.takes_messages(columns) => return Ok(None),
             None => match columns.get(&self.columns.prompt) {
-                Some(Value::String(text)) if mark => self.tokens.mark(text).into_owned(),
-                Some(Value::String(text)) => text.clone(),
+                Some(Value::String(text)) => cleared(text),
+                None | Some(Value::Null) if !own.is_empty() => return Ok(Some(String::new())),
                 Some(other) => {
                     let column = &self.columns.prompt;
                     return Err(format!("the column {column:?} is {} instead of text", conversation::kind(other)));
@@ -238,7 +349,7 @@ impl Prompter {
                 None => return Err(self.no_prompt(columns)),
             },
         };
-        if text.chars().all(python::is_space) {
+        if own.is_empty() && text.chars().all(python::is_space) {
             let from = if self.row_template.is_some() { "prompt.template gives" } else { "its column holds" };
             return Err(format!("the prompt is empty: {from} no text for this row"));
         }
@@ -275,6 +386,35 @@ impl Prompter {
             other => Some(other.to_string()),
         }
     }
+}
+
+/// What a model reads of a row.
+struct Rendered {
+    /// Control tokens of the row's own are marked.
+    marked: String,
+    /// It begins as the model's texts do.
+    begins_itself: bool,
+    media: Vec<Medium>,
+}
+
+/// The user's message, with its media in their order.
+fn user_content(text: String, own: &[Medium]) -> Result<(Content, Vec<Medium>), String> {
+    if own.is_empty() {
+        return Ok((Content::Text(text), Vec::new()));
+    }
+    let (parts, order) = placement::parts(&text, own)?;
+    Ok((Content::Parts(parts), order.into_iter().map(|number| own[number].clone()).collect()))
+}
+
+/// Puts a row's own media in front of the first thing its user says.
+fn put_in_front(messages: &mut [Message], own: &[Medium]) {
+    let user = messages.iter().position(|message| message.role == "user").unwrap_or(0);
+    let Some(message) = messages.get_mut(user).filter(|_| !own.is_empty()) else { return };
+    let said = match std::mem::replace(&mut message.content, Content::Parts(Vec::new())) {
+        Content::Text(text) => vec![Part::Text { text }],
+        Content::Parts(parts) => parts,
+    };
+    message.content = Content::Parts(own.iter().map(|medium| placement::part(medium.kind)).chain(said).collect());
 }
 
 fn is_blank(value: &Value) -> bool {
@@ -319,6 +459,15 @@ impl RowTemplate {
                 let message = "it writes a column that is null in this row: give it a default, as in {{ column or \"\" }}";
                 return Err(minijinja::Error::new(ErrorKind::InvalidOperation, message));
             }
+            if value.kind() == ValueKind::Seq
+                && let Ok(items) = value.try_iter()
+                && let items = items.collect::<Vec<_>>()
+                && !items.is_empty()
+                && items.iter().all(placement::is_place)
+            {
+                // A list of images is all of them.
+                return items.iter().filter_map(|item| item.as_str()).try_for_each(|place| Ok(out.write_str(place)?));
+            }
             Ok(out.write_str(&python::str(value)?)?)
         });
         environment.add_template_owned(ROW_TEMPLATE, source.to_owned()).map_err(|error| error.to_string())?;
@@ -330,10 +479,18 @@ impl RowTemplate {
         Ok(Self { environment, columns })
     }
 
-    fn render<'a>(&self, columns: &'a Map<String, Value>, mark: impl Fn(&'a str) -> Cow<'a, str>) -> Result<String, String> {
+    /// `media` are variables beside the columns, and before them; `mark` changes what the row says.
+    fn render(
+        &self,
+        columns: &Map<String, Value>,
+        media: Vec<(String, minijinja::Value)>,
+        mark: impl Fn(&str) -> String,
+    ) -> Result<String, String> {
         // Only what the template can ask for: rows may have large columns beside.
-        let asked = self.columns.iter().filter_map(|name| columns.get_key_value(name));
-        let variables = minijinja::Value::from_pairs(asked.map(|(name, value)| (name.as_str(), marked_value(value, &mark))));
+        let is_text = |name: &&String| media.iter().all(|(medium, _)| medium != *name);
+        let asked = self.columns.iter().filter(is_text).filter_map(|name| columns.get_key_value(name));
+        let asked: Vec<_> = asked.map(|(name, value)| (name.clone(), marked_value(value, &mark))).collect();
+        let variables = minijinja::Value::from_pairs(asked.into_iter().chain(media));
         let template = self.environment.get_template(ROW_TEMPLATE).map_err(|error| error.to_string())?;
         template.render(variables).map_err(|error| {
             if error.kind() != ErrorKind::UndefinedError {
@@ -353,7 +510,7 @@ impl RowTemplate {
     }
 }
 
-fn marked_value<'a>(value: &'a Value, mark: &impl Fn(&'a str) -> Cow<'a, str>) -> minijinja::Value {
+fn marked_value(value: &Value, mark: &impl Fn(&str) -> String) -> minijinja::Value {
     match value {
         Value::String(text) => minijinja::Value::from(mark(text)),
         Value::Array(items) => items.iter().map(|item| marked_value(item, mark)).collect(),

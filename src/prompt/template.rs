@@ -61,12 +61,30 @@ pub enum Content {
     Parts(Vec<Part>),
 }
 
-/// `{"type": "text", "text": …}`; the only kind so far.
+/// `{"type": "text", "text": …}`, or the place of a medium, `{"type": "image"}`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Part {
-    #[serde(rename = "type")]
-    pub kind: &'static str,
-    pub text: String,
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Part {
+    Text { text: String },
+    Image,
+    Audio,
+}
+
+impl Part {
+    /// Empty for a medium.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Text { text } => text,
+            Self::Image | Self::Audio => "",
+        }
+    }
+
+    pub(super) fn text_mut(&mut self) -> Option<&mut String> {
+        match self {
+            Self::Text { text } => Some(text),
+            Self::Image | Self::Audio => None,
+        }
+    }
 }
 
 /// A compiled template and the special tokens it may write. Shared by threads.

@@ -152,7 +152,7 @@ impl Tokens {
             if let Content::Parts(parts) = &mut message.content
                 && self.join_into_control(parts)
             {
-                parts.iter_mut().for_each(|part| part.text.insert(0, MARK_START));
+                parts.iter_mut().filter_map(Part::text_mut).for_each(|text| text.insert(0, MARK_START));
             }
         }
     }
@@ -164,7 +164,7 @@ impl Tokens {
             let mut joined = String::new();
             let mut ends = Vec::with_capacity(parts.len());
             for part in parts {
-                joined.push_str(text(&Self::unmarked(&part.text)));
+                joined.push_str(text(&Self::unmarked(part.text())));
                 ends.push(joined.len());
             }
             control.find_iter(&joined).any(|found| ends.iter().any(|&end| found.start() < end && end < found.end()))

@@ -271,7 +271,7 @@ impl Source {
             }
         };
         let prepared = self.preparation.of(&item);
-        let Item { row, id, source, input_hash, columns, audio: _ } = item;
+        let Item { row, id, source, input_hash, columns, .. } = item;
         match prepared {
             Ok((work, reference)) => {
                 Fed::Ready(Box::new(Pending { work, row, id, source, input_hash, reference, columns, read_at: Instant::now() }))

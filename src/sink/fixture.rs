@@ -39,6 +39,7 @@ pub fn job(output: &Path) -> Job {
         messages: "messages".into(),
         reference: "reference".into(),
         audio: "audio".into(),
+        image: "image".into(),
         language: "language".into(),
     };
     Job {

@@ -27,6 +27,7 @@ fn least() -> Job {
                 messages: "messages".to_owned(),
                 reference: "reference".to_owned(),
                 audio: "audio".to_owned(),
+                image: "image".to_owned(),
                 language: "language".to_owned(),
             },
         },
@@ -131,6 +132,7 @@ fn every_key() {
                 messages: "chat".to_owned(),
                 reference: "answer".to_owned(),
                 audio: "path".to_owned(),
+                image: "photo".to_owned(),
                 language: "locale".to_owned(),
             },
         },
@@ -390,7 +392,7 @@ fn input() -> impl Strategy<Value = Input> {
             manifest,
             folder,
             glob,
-            columns: Columns { id: name(), prompt: name(), messages: name(), reference: name(), audio: name(), language: name() },
+            columns: Columns { id: name(), prompt: name(), messages: name(), reference: name(), audio: name(), image: name(), language: name() },
         }
     })
 }
