@@ -272,8 +272,9 @@ impl Prompter {
                 }
                 None => {
                     let mut messages = conversation::parse(&self.columns.messages, &columns[&self.columns.messages])?;
-                    put_in_front(&mut messages, &own);
-                    (messages, own.iter().chain(&item.parts).cloned().collect())
+                    let before = put_in_front(&mut messages, &own).min(item.parts.len());
+                    let (before, after) = item.parts.split_at(before);
+                    (messages, before.iter().chain(&own).chain(after).cloned().collect())
                 }
             };
             self.tokens.mark_messages(&mut messages);
@@ -406,15 +407,22 @@ fn user_content(text: String, own: &[Medium]) -> Result<(Content, Vec<Medium>), 
     Ok((Content::Parts(parts), order.into_iter().map(|number| own[number].clone()).collect()))
 }
 
-/// Puts a row's own media in front of the first thing its user says.
-fn put_in_front(messages: &mut [Message], own: &[Medium]) {
+/// Puts a row's own media in front of the first thing its user says; returns how many media stand before that.
+fn put_in_front(messages: &mut [Message], own: &[Medium]) -> usize {
     let user = messages.iter().position(|message| message.role == "user").unwrap_or(0);
-    let Some(message) = messages.get_mut(user).filter(|_| !own.is_empty()) else { return };
-    let said = match std::mem::replace(&mut message.content, Content::Parts(Vec::new())) {
-        Content::Text(text) => vec![Part::Text { text }],
-        Content::Parts(parts) => parts,
+    let media = |message: &Message| match &message.content {
+        Content::Text(_) => 0,
+        Content::Parts(parts) => parts.iter().filter(|part| !matches!(part, Part::Text { .. })).count(),
     };
-    message.content = Content::Parts(own.iter().map(|medium| placement::part(medium.kind)).chain(said).collect());
+    let before = messages[..user].iter().map(media).sum();
+    if let Some(message) = messages.get_mut(user).filter(|_| !own.is_empty()) {
+        let said = match std::mem::replace(&mut message.content, Content::Parts(Vec::new())) {
+            Content::Text(text) => vec![Part::Text { text }],
+            Content::Parts(parts) => parts,
+        };
+        message.content = Content::Parts(own.iter().map(|medium| placement::part(medium.kind)).chain(said).collect());
+    }
+    before
 }
 
 fn is_blank(value: &Value) -> bool {
@@ -522,5 +530,6 @@ fn marked_value(value: &Value, mark: &impl Fn(&str) -> String) -> minijinja::Val
 }
 
 #[cfg(test)]
-#[path = "prompter_tests.rs"]
-mod tests;
+mod media_tests;
+#[cfg(test)]
+mod prompter_tests;

@@ -7,7 +7,7 @@ use super::*;
 use crate::job::{Audio, Batching, Columns, Device, Dtype, Input, KvBudget, Model, Order, Prompt, Results, Transcription};
 use crate::model;
 
-fn job() -> Job {
+pub(super) fn job() -> Job {
     Job {
         file: "job.toml".into(),
         name: "test".into(),
@@ -23,6 +23,7 @@ fn job() -> Job {
                 messages: "messages".into(),
                 reference: "reference".into(),
                 audio: "audio".into(),
+                image: "image".into(),
                 language: "language".into(),
             },
         },
@@ -42,14 +43,14 @@ fn job() -> Job {
     }
 }
 
-fn item(columns: Value) -> Item {
+pub(super) fn item(columns: Value) -> Item {
     let Value::Object(columns) = columns else { panic!("columns are an object") };
     Item { row: 7, id: "row-7".into(), source: "a.jsonl:8".into(), input_hash: 0, columns, audio: None, images: vec![], parts: vec![] }
 }
 
 /// A model without weights worth the name: a byte-level tokenizer with `<|im_start|>` (256), `<|im_end|>` (257) and `<bos>` (258),
 /// which begins every text, and a context of 320 tokens.
-fn model(template: Option<&str>) -> (tempfile::TempDir, ModelFiles) {
+pub(super) fn model(template: Option<&str>) -> (tempfile::TempDir, ModelFiles) {
     let folder = tempfile::tempdir().unwrap();
     let letters: Vec<char> = (0..=255u8)
         .map(|byte| match byte {

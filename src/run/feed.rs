@@ -19,8 +19,8 @@ use serde_json::{Map, Value};
 
 use crate::{
     job::{Columns, Order},
-    manifest::{BadRow, Item, Manifest, RowResult},
-    media::AudioSource,
+    manifest::{BadRow, Item, Manifest, Medium, RowResult},
+    media::{AudioSource, MediaSource},
     prompt::Prompter,
     schedule::Request,
     sink::{Done, Outcome, Row, RowState, Stage},
@@ -57,6 +57,13 @@ impl Pending {
     fn bytes(&self) -> usize {
         match &self.work {
             Work::Text(request) => 4 * request.prompt.len(),
+            Work::Media { request, media } => {
+                let held = media.iter().map(|medium| match &medium.source {
+                    MediaSource::Bytes { bytes, .. } => bytes.len(),
+                    MediaSource::File(path) => path.as_os_str().len(),
+                });
+                4 * request.prompt.len() + held.sum::<usize>()
+            }
             Work::Speech { audio: AudioSource::Bytes { bytes, .. }, .. } => bytes.len(),
             Work::Speech { audio: AudioSource::File(path), .. } => path.as_os_str().len(),
         }
@@ -67,15 +74,15 @@ impl Pending {
 #[derive(Debug)]
 pub enum Work {
     Text(Arc<Request>),
+    /// A prompt whose media are not decoded yet.
+    Media { request: Request, media: Vec<Medium> },
     Speech { audio: AudioSource, language: Language },
 }
 
 /// What rows of a job become.
 pub enum Preparation {
-    /// `model` is what a job calls it.
     Prompts {
         prompter: Arc<Prompter>,
-        model: String,
     },
     Recordings {
         transcriber: Arc<Transcriber>,
@@ -288,6 +295,8 @@ impl Source {
             by_length(&mut rows, stretch, |fed| match fed {
                 Fed::Ready(pending) => match &pending.work {
                     Work::Text(request) => request.reserved_tokens(),
+                    // Soft tokens are not known yet.
+                    Work::Media { request, media } => request.reserved_tokens() + 256 * media.len() as u32,
                     // Windows all cost the same, and how many there are is not known yet.
                     Work::Speech { .. } => 0,
                 },
@@ -313,13 +322,11 @@ impl Preparation {
     /// The work of a row, and its reference; the error is the sentence of a failed row.
     pub fn of(&self, item: &Item) -> Result<(Work, Option<String>), String> {
         let (transcriber, columns) = match self {
-            Self::Prompts { model, .. } if item.audio.is_some() => {
-                return Err(format!(
-                    "the row has a recording, and {model} hears none: take a speech model such as openai/whisper-base"
-                ));
-            }
             Self::Prompts { prompter, .. } => {
                 let prepared = prompter.prepare(item)?;
+                if !prepared.media.is_empty() {
+                    return Ok((Work::Media { request: prepared.request, media: prepared.media }, prepared.reference));
+                }
                 return Ok((Work::Text(Arc::new(prepared.request)), prepared.reference));
             }
             Self::Recordings { transcriber, columns } => (transcriber, columns),

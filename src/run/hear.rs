@@ -140,15 +140,7 @@ struct Advanced {
 impl Hear {
     /// `bins` of the model's features.
     pub fn start(feed: Feed, job: &Job, bins: usize) -> Self {
-        static QUIET: Once = Once::new();
-        QUIET.call_once(|| {
-            let tell = panic::take_hook();
-            panic::set_hook(Box::new(move |info| {
-                if !DECODING.get() {
-                    tell(info);
-                }
-            }));
-        });
+        quiet_decoders();
         let (sender, messages) = sync_channel(MESSAGES_AHEAD);
         let ear = Arc::new(Ear { audio: job.audio, mel: WhisperMel::new(bins) });
         thread::spawn(move || {
@@ -270,7 +262,7 @@ impl Coordinator {
                     (pending.row, Heard::Start(pending), Some(Box::new(listening)))
                 }
                 // The feed of a job that hears gives no other.
-                Work::Text(_) => return,
+                Work::Text(_) | Work::Media { .. } => return,
             },
         };
         let ended = listening.is_none();
@@ -333,9 +325,7 @@ impl Listening {
         let Self { row, windows, took, .. } = *self;
         let started = Instant::now();
         let mut made = Vec::with_capacity(WINDOWS_PER_TASK);
-        DECODING.set(true);
-        let made_up_to = catch_unwind(AssertUnwindSafe(|| self.make(ear, &mut made)));
-        DECODING.set(false);
+        let made_up_to = quietly(|| catch_unwind(AssertUnwindSafe(|| self.make(ear, &mut made))));
         let state = match made_up_to {
             Ok(Ok(mut listening)) => {
                 listening.took += started.elapsed();
@@ -409,8 +399,29 @@ impl Listening {
     }
 }
 
+/// From now on a decoder that panics says nothing itself.
+pub fn quiet_decoders() {
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let tell = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !DECODING.get() {
+                tell(info);
+            }
+        }));
+    });
+}
+
+/// Runs a decoder, whose panics are caught in `decode` and told in its row.
+pub fn quietly<T>(decode: impl FnOnce() -> T) -> T {
+    let outer = DECODING.replace(true);
+    let decoded = decode();
+    DECODING.set(outer);
+    decoded
+}
+
 /// What a panic said.
-fn words(panic: &(dyn Any + Send)) -> &str {
+pub fn words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason given")
 }

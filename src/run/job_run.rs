@@ -20,6 +20,7 @@ use super::{
     clock::{Clock, milliseconds},
     feed::{Fed, Feed, Next, Pending, Source, Total, Work},
     hear::{Hear, Heard, NextHeard},
+    see::See,
     open::{self, Model, Words},
     print,
     speech::SpeechRows,
@@ -31,7 +32,8 @@ use crate::{
     engine::Engine,
     job::Job,
     manifest,
-    prompt::{StopStrings, Tokens, final_text, row_seed},
+    model::Towers,
+    prompt::{Senses, StopStrings, Tokens, final_text, row_seed},
     report::{Event, EventLog, Progress, ProgressMode, Reporter, Summary, Tally},
     schedule::{FinishReason, Finished, IN_FLIGHT_MAX, Limits, Plan, Request, Sampled, Scheduler, SequenceId},
     score::{Normalizer, compare},
@@ -96,7 +98,11 @@ pub fn run(args: &args::Run) -> Result<Status> {
         Words::Recordings { transcriber, .. } => (transcriber.tokens().clone(), Some(SpeechRows::new(transcriber.clone()))),
     };
     let intake = match words {
-        Words::Prompts(_) => Intake::Prompts(feed),
+        Words::Prompts(prompter) if *prompter.towers() == Towers::default() => Intake::Prompts(feed),
+        Words::Prompts(prompter) => {
+            let senses = Senses::new(prompter.towers().clone(), job.audio);
+            Intake::Seen(See::start(feed, prompter, senses))
+        }
         Words::Recordings { bins, .. } => Intake::Recordings(Hear::start(feed, &job, bins)),
     };
     let mut run =
@@ -213,6 +219,8 @@ impl Results {
 /// Where rows come from.
 enum Intake {
     Prompts(Feed),
+    /// Of a model that sees or hears.
+    Seen(See),
     Recordings(Hear),
 }
 
@@ -221,8 +229,18 @@ impl Intake {
     fn total(&self) -> Option<Total> {
         match self {
             Self::Prompts(feed) => feed.total(),
+            Self::Seen(see) => see.total(),
             Self::Recordings(hear) => hear.total(),
         }
+    }
+}
+
+fn came(next: Next) -> Came {
+    match next {
+        Next::Row(Fed::Ready(pending)) => Came::Work(Taken::Prompt(pending)),
+        Next::Row(Fed::Failed(row)) => Came::Work(Taken::Failed(row)),
+        Next::NotYet => Came::NotYet,
+        Next::End => Came::End,
     }
 }
 
@@ -354,12 +372,8 @@ impl Run<'_> {
     /// What comes in next. With `wait` it is [`Came::NotYet`] only after a moment without any.
     fn take(&mut self, wait: bool) -> Result<Came> {
         Ok(match &mut self.intake {
-            Intake::Prompts(feed) => match feed.next(wait)? {
-                Next::Row(Fed::Ready(pending)) => Came::Work(Taken::Prompt(pending)),
-                Next::Row(Fed::Failed(row)) => Came::Work(Taken::Failed(row)),
-                Next::NotYet => Came::NotYet,
-                Next::End => Came::End,
-            },
+            Intake::Prompts(feed) => came(feed.next(wait)?),
+            Intake::Seen(see) => came(see.next(wait)?),
             Intake::Recordings(hear) => match hear.next(wait)? {
                 NextHeard::Heard(Heard::Failed(row)) => Came::Work(Taken::Failed(row)),
                 NextHeard::Heard(heard) => Came::Work(Taken::Heard(heard)),

@@ -9,6 +9,7 @@ mod hear;
 mod inspect;
 mod job_run;
 mod open;
+mod see;
 mod show;
 mod speech;
 pub mod summary;

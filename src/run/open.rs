@@ -57,7 +57,7 @@ impl Words {
 
     pub fn preparation(&self, job: &Job) -> Preparation {
         match self {
-            Self::Prompts(prompter) => Preparation::Prompts { prompter: prompter.clone(), model: job.model.path.clone() },
+            Self::Prompts(prompter) => Preparation::Prompts { prompter: prompter.clone() },
             Self::Recordings { transcriber, .. } => {
                 Preparation::Recordings { transcriber: transcriber.clone(), columns: job.input.columns.clone() }
             }

@@ -31,6 +31,7 @@ impl Data {
             messages: "messages".into(),
             reference: "reference".into(),
             audio: "audio".into(),
+            image: "image".into(),
             language: "language".into(),
         };
         let manifest = files.iter().map(|(name, _)| folder.path().join(name).to_str().unwrap().to_owned()).collect();

@@ -1,0 +1,187 @@
+//! Prompts with media: a small model of our own, and the reference's ids where its checkpoints are there.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::json;
+
+use super::prompter_tests::{item, job, model};
+use super::*;
+use crate::media::{MediaSource, PatchRule, Patches};
+use crate::model::{self as models, AudioTower, ImageTower, Placeholder};
+use crate::schedule::MediumContent;
+
+const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}\
+                        {% if p.type == 'text' %}{{ p.text }}{% elif p.type == 'image' %}<bos>{% else %}<|im_end|>{% endif %}\
+                        {% endfor %}{% endif %}{% endfor %}";
+
+/// `<bos>` stands for an image, and `<|im_end|>` for a recording.
+fn prompter(template: Option<&str>, row_template: Option<&str>) -> Prompter {
+    let (_folder, files) = model(template);
+    let mut job = job();
+    job.prompt.template = row_template.map(str::to_owned);
+    let mut prompter = Prompter::new(&job, &files).unwrap();
+    let placeholder = |token| Placeholder { token, begin: 1, end: 2 };
+    prompter.towers = Towers {
+        image: Some(ImageTower { placeholder: placeholder(258), rule: PatchRule::default(), both_ways: true }),
+        audio: Some(AudioTower { placeholder: placeholder(257), soft_tokens_max: 750 }),
+    };
+    prompter
+}
+
+fn file(name: &str) -> MediaSource {
+    MediaSource::File(name.into())
+}
+
+fn image(name: &str) -> Medium {
+    Medium { kind: MediumKind::Image, source: file(name) }
+}
+
+fn sound(name: &str) -> Medium {
+    Medium { kind: MediumKind::Audio, source: file(name) }
+}
+
+fn sensed(kind: MediumKind, soft_tokens: u32) -> Sensed {
+    let patches = Patches { values: vec![], columns: 0, rows: 0, soft_tokens };
+    Sensed { content: Arc::new(MediumContent::Image(patches)), soft_tokens, identity: 1, kind, notes: vec![] }
+}
+
+#[track_caller]
+fn is_prompt(prompter: &Prompter, item: &Item, rendered: &str, media: &[Medium]) {
+    let prepared = prompter.prepare(item).unwrap();
+    assert_eq!((prepared.rendered.as_str(), &prepared.media[..]), (rendered, media));
+}
+
+#[test]
+fn media_stand_in_front_or_where_the_template_names_them() {
+    let row = || Item { images: vec![file("a"), file("b")], audio: Some(file("c")), ..item(json!({"prompt": "hi", "x": "y"})) };
+    let all = [image("a"), image("b"), sound("c")];
+    is_prompt(&prompter(Some(TEMPLATE), None), &row(), "<|im_start|><bos><bos><|im_end|>hi", &all);
+    let placed = "{{ audio }}1{{ images[1] }}2{{ images[0] }}{{ x }}";
+    let order = [sound("c"), image("b"), image("a")];
+    is_prompt(&prompter(Some(TEMPLATE), Some(placed)), &row(), "<|im_start|><|im_end|>1<bos>2<bos>y", &order);
+    is_prompt(&prompter(Some(TEMPLATE), Some("{{ x }}{{ image }}")), &row(), "<|im_start|><|im_end|>y<bos><bos>", &[
+        sound("c"),
+        image("a"),
+        image("b"),
+    ]);
+    is_prompt(&prompter(Some(TEMPLATE), Some("{{ images }}{{ x }}")), &row(), "<|im_start|><|im_end|><bos><bos>y", &[
+        sound("c"),
+        image("a"),
+        image("b"),
+    ]);
+    // Without a chat template placeholders are the model's own tokens, and the job's template is the whole prompt.
+    is_prompt(&prompter(None, Some("{{ x }}: {{ image }}")), &Item { audio: None, ..row() }, "y: <bos><bos>", &all[..2]);
+    // A column that is a path is none the less the image's place; a row without any text is its media.
+    let named = Item { images: vec![file("a")], ..item(json!({"image": "a"})) };
+    is_prompt(&prompter(Some(TEMPLATE), Some("see {{ image }}!")), &named, "<|im_start|>see <bos>!", &all[..1]);
+    is_prompt(&prompter(Some(TEMPLATE), None), &named, "<|im_start|><bos>", &all[..1]);
+    let twice = prompter(Some(TEMPLATE), Some("{{ image }}{{ image }}")).prepare(&named).unwrap_err();
+    assert!(twice.contains("writes an image of the row twice"), "{twice}");
+    let changed = prompter(Some(TEMPLATE), Some("{{ image | replace('0', '9') }}")).prepare(&named).unwrap_err();
+    assert!(changed.contains("without a filter"), "{changed}");
+}
+
+#[test]
+fn messages_have_their_parts_in_place_and_the_rows_own_in_front() {
+    let messages = json!([
+        {"role": "system", "content": [{"type": "image", "image": "s"}]},
+        {"role": "user", "content": [{"type": "text", "text": "1"}, {"type": "input_audio", "input_audio": {"data": ""}},
+            {"type": "image_url", "image_url": {"url": "t"}}]},
+    ]);
+    let parts = vec![image("s"), sound("u"), image("t")];
+    let row = Item { images: vec![file("own")], parts, ..item(json!({ "messages": messages })) };
+    let expected = [image("s"), image("own"), sound("u"), image("t")];
+    is_prompt(&prompter(Some(TEMPLATE), None), &row, "<|im_start|><bos><|im_start|><bos>1<|im_end|><bos>", &expected);
+}
+
+#[test]
+fn what_a_row_says_is_no_place() {
+    let prompter = prompter(Some(TEMPLATE), Some("{{ x }}{{ image }}"));
+    let row = Item { images: vec![file("a")], ..item(json!({"x": "<bos> \u{fdd3}0\u{fdd3}<|im_end|>"})) };
+    let prepared = prompter.prepare(&row).unwrap();
+    assert_eq!(prepared.rendered, "<|im_start|><bos> 0<|im_end|><bos>");
+    let request = prompter.complete(prepared.request, &[sensed(MediumKind::Image, 3)]).unwrap();
+    assert_eq!(request.prompt.iter().filter(|token| **token == 258).count(), 3);
+    assert!(!request.prompt.contains(&257));
+    assert_eq!(request.prompt[request.prompt.len() - 5..], [1, 258, 258, 258, 2]);
+    let [medium] = &request.media[..] else { panic!("{:?}", request.media) };
+    assert_eq!((medium.first as usize, medium.tokens), (request.prompt.len() - 4, 3));
+}
+
+#[test]
+fn an_image_is_whole_unless_there_is_a_recording() {
+    let prompter = prompter(Some(TEMPLATE), None);
+    let whole = |audio: Option<MediaSource>, media: &[Sensed]| {
+        let row = Item { images: vec![file("a")], audio, ..item(json!({"prompt": "x"})) };
+        prompter.complete(prompter.prepare(&row).unwrap().request, media).unwrap().whole_spans
+    };
+    assert!(whole(None, &[sensed(MediumKind::Image, 3)]));
+    assert!(!whole(Some(file("b")), &[sensed(MediumKind::Image, 3), sensed(MediumKind::Audio, 2)]));
+}
+
+#[test]
+fn media_count_for_the_context_and_without_a_tower_fail_their_row() {
+    let seeing = prompter(Some(TEMPLATE), None);
+    let row = Item { images: vec![file("a")], ..item(json!({"prompt": "x"})) };
+    let request = seeing.prepare(&row).unwrap().request;
+    let error = seeing.complete(request, &[sensed(MediumKind::Image, 400)]).unwrap_err();
+    assert!(error.contains("more than the context of 320"), "{error}");
+    let mut blind = prompter(Some(TEMPLATE), None);
+    blind.towers = Towers::default();
+    let error = blind.prepare(&row).unwrap_err();
+    assert!(error.contains("the row has an image, and ") && error.contains("sees none"), "{error}");
+    let row = Item { parts: vec![sound("a")], ..item(json!({"messages": [{"role": "user", "content": [{"type": "audio"}]}]})) };
+    let error = blind.prepare(&row).unwrap_err();
+    assert!(error.contains("the row has a recording, and ") && error.contains("hears none"), "{error}");
+    // A chat template that writes no places.
+    let deaf = prompter(Some("{{ messages[0].role }}"), None);
+    let row = Item { images: vec![file("a")], ..item(json!({"prompt": "x"})) };
+    let error = deaf.complete(deaf.prepare(&row).unwrap().request, &[sensed(MediumKind::Image, 4)]).unwrap_err();
+    assert!(error.contains("0 places for images, and the row has 1"), "{error}");
+}
+
+#[test]
+fn ids_are_the_references() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut cases = 0;
+    for name in ["e2b", "dense", "moe", "e2b-sidecar"] {
+        let folder = root.join(".fixtures/gemma4").join(name);
+        let golden = root.join(format!("goldens/gemma4/{name}.json"));
+        if !folder.is_dir() || !golden.is_file() {
+            println!("skipped: {} is not there: run `make fixtures`", folder.display());
+            continue;
+        }
+        let golden: Value = serde_json::from_str(&fs::read_to_string(golden).unwrap()).unwrap();
+        let prompter = Prompter::new(&job(), &models::locate(folder.to_str().unwrap()).unwrap()).unwrap();
+        for (case, golden) in golden["cases"].as_object().unwrap() {
+            let parts = golden["parts"].as_array().unwrap();
+            let named = |part: &Value| match part["type"].as_str() {
+                Some("image") => Some(image(part["image"].as_str().unwrap())),
+                Some("audio") => Some(sound(part["audio"].as_str().unwrap())),
+                _ => None,
+            };
+            let row = Item {
+                parts: parts.iter().filter_map(named).collect(),
+                ..item(json!({"messages": [{"role": "user", "content": parts}]}))
+            };
+            let prepared = prompter.prepare(&row).unwrap_or_else(|error| panic!("{name} {case}: {error}"));
+            assert_eq!(prepared.rendered, golden["text"].as_str().unwrap(), "{name} {case}");
+            let counts = |key: &str| golden[key].as_array().unwrap().iter().map(|count| count.as_u64().unwrap() as u32);
+            let (mut images, mut sounds) = (counts("image_tokens"), counts("audio_tokens"));
+            let media: Vec<Sensed> = prepared
+                .media
+                .iter()
+                .map(|medium| match medium.kind {
+                    MediumKind::Image => sensed(MediumKind::Image, images.next().unwrap()),
+                    MediumKind::Audio => sensed(MediumKind::Audio, sounds.next().unwrap()),
+                })
+                .collect();
+            let request = prompter.complete(prepared.request, &media).unwrap();
+            let ids: Vec<u32> = golden["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+            assert_eq!(request.prompt, ids, "{name} {case}");
+            cases += 1;
+        }
+    }
+    println!("{cases} cases");
+}
