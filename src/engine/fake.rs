@@ -21,7 +21,8 @@ use thiserror::Error;
 
 use super::{Engine, EngineError, SpeechScore};
 use crate::schedule::{
-    Admission, Decode, FinishReason, IN_FLIGHT_MAX, Limits, Medium, Plan, Prefill, Price, Release, Request, Reuse, Sampled, SequenceId,
+    Admission, Decode, FinishReason, IN_FLIGHT_MAX, Limits, Medium, Plan, Prefill, Price, Release, Request, Reuse, Sampled,
+    SequenceId,
 };
 
 /// What the fake pretends to be.
@@ -489,8 +490,7 @@ impl Slot {
         Ok(row)
     }
 
-    /// Whether a chunk is as long as it must be: to where a full one ends, or the prompt; with media that are not to be parted, to the
-    /// last place before that which parts none, or over the one it starts with.
+    /// Whether a chunk goes to where a full one ends, or the prompt; to the last place before that parts no medium, or else the next.
     fn is_chunk(&self, start: u32, end: u32, prefill_chunk: u32) -> bool {
         let prompt_tokens = self.request.prompt.len() as u32;
         let full = (start + prefill_chunk).min(prompt_tokens);

@@ -187,7 +187,14 @@ impl FolderWalk {
                     } else {
                         cannot_read(&error.into())
                     };
-                    return Ok(Some(FoundFile { relative, bytes: 0, modified: None, fault: Some(fault), transcripts: None, is_image: false }));
+                    return Ok(Some(FoundFile {
+                        relative,
+                        bytes: 0,
+                        modified: None,
+                        fault: Some(fault),
+                        transcripts: None,
+                        is_image: false,
+                    }));
                 }
             }
         }
@@ -304,7 +311,12 @@ impl FoundFile {
             Err(error) => Err(Unreadable { error, columns: read }),
         };
         let audio = AudioSource::File(path);
-        FileRow { id, input_hash: hash_with(first_8_bytes(&hasher.finalize()), &audio), parsed, media: Media { audio: Some(audio), ..Media::default() } }
+        FileRow {
+            id,
+            input_hash: hash_with(first_8_bytes(&hasher.finalize()), &audio),
+            parsed,
+            media: Media { audio: Some(audio), ..Media::default() },
+        }
     }
 }
 

@@ -198,11 +198,9 @@ fn with_media(
     held: Option<AudioSource>,
     columns: &Columns,
 ) -> Read {
-    let parsed = parsed.and_then(|mut read| {
-        match media_of(&mut read, held, file.folder(), &source, columns) {
-            Ok(media) => Ok((read, media)),
-            Err(error) => Err(Unreadable { error, columns: read }),
-        }
+    let parsed = parsed.and_then(|mut read| match media_of(&mut read, held, file.folder(), &source, columns) {
+        Ok(media) => Ok((read, media)),
+        Err(error) => Err(Unreadable { error, columns: read }),
     });
     if let Ok((_, media)) = &parsed {
         input_hash = media.sources().fold(input_hash, hash_with);

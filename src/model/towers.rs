@@ -105,7 +105,8 @@ fn patch_rule(processor: &Value) -> PatchRule {
     let default = PatchRule::default();
     // A preprocessor_config.json is flat.
     let image = processor.get("image_processor").filter(|image| image.is_object()).unwrap_or(processor);
-    let positive = |name: &str, default: u32| number(image.get(name)).filter(|number| (1..=4096).contains(number)).unwrap_or(default);
+    let positive =
+        |name: &str, default: u32| number(image.get(name)).filter(|number| (1..=4096).contains(number)).unwrap_or(default);
     PatchRule {
         patch_size: positive("patch_size", default.patch_size),
         pooling_kernel_size: positive("pooling_kernel_size", default.pooling_kernel_size),

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::prompter_tests::{item, job, model};
 use super::*;
+use crate::job::{Audio, Long};
 use crate::media::{MediaSource, PatchRule, Patches};
 use crate::model::{self as models, AudioTower, ImageTower, Placeholder};
 use crate::schedule::MediumContent;
@@ -60,16 +61,18 @@ fn media_stand_in_front_or_where_the_template_names_them() {
     let placed = "{{ audio }}1{{ images[1] }}2{{ images[0] }}{{ x }}";
     let order = [sound("c"), image("b"), image("a")];
     is_prompt(&prompter(Some(TEMPLATE), Some(placed)), &row(), "<|im_start|><|im_end|>1<bos>2<bos>y", &order);
-    is_prompt(&prompter(Some(TEMPLATE), Some("{{ x }}{{ image }}")), &row(), "<|im_start|><|im_end|>y<bos><bos>", &[
-        sound("c"),
-        image("a"),
-        image("b"),
-    ]);
-    is_prompt(&prompter(Some(TEMPLATE), Some("{{ images }}{{ x }}")), &row(), "<|im_start|><|im_end|><bos><bos>y", &[
-        sound("c"),
-        image("a"),
-        image("b"),
-    ]);
+    is_prompt(
+        &prompter(Some(TEMPLATE), Some("{{ x }}{{ image }}")),
+        &row(),
+        "<|im_start|><|im_end|>y<bos><bos>",
+        &[sound("c"), image("a"), image("b")],
+    );
+    is_prompt(
+        &prompter(Some(TEMPLATE), Some("{{ images }}{{ x }}")),
+        &row(),
+        "<|im_start|><|im_end|><bos><bos>y",
+        &[sound("c"), image("a"), image("b")],
+    );
     // Without a chat template placeholders are the model's own tokens, and the job's template is the whole prompt.
     is_prompt(&prompter(None, Some("{{ x }}: {{ image }}")), &Item { audio: None, ..row() }, "y: <bos><bos>", &all[..2]);
     // A column that is a path is none the less the image's place; a row without any text is its media.
@@ -139,6 +142,51 @@ fn media_count_for_the_context_and_without_a_tower_fail_their_row() {
     let row = Item { images: vec![file("a")], ..item(json!({"prompt": "x"})) };
     let error = deaf.complete(deaf.prepare(&row).unwrap().request, &[sensed(MediumKind::Image, 4)]).unwrap_err();
     assert!(error.contains("0 places for images, and the row has 1"), "{error}");
+}
+
+/// A WAV of one channel and 16 bits, of so many samples of a ramp.
+fn wav(samples: u32) -> MediaSource {
+    let mut bytes = b"RIFF".to_vec();
+    bytes.extend((36 + 2 * samples).to_le_bytes());
+    bytes.extend(b"WAVEfmt ");
+    for word in [16, 0x0001_0001, 16_000, 32_000, 0x0010_0002_u32] {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes.extend(b"data");
+    bytes.extend((2 * samples).to_le_bytes());
+    bytes.extend((0..samples).flat_map(|at| ((at * 37) as i16).to_le_bytes()));
+    MediaSource::Bytes { name: "ramp".to_owned(), bytes: bytes.into() }
+}
+
+fn senses(long: Long) -> Senses {
+    Senses::new(prompter(Some(TEMPLATE), None).towers, Audio { long, ..Audio::default() })
+}
+
+#[test]
+fn recordings_over_30_seconds_fail_or_are_cut() {
+    let hear = |long, samples| senses(long).sense(&Medium { kind: MediumKind::Audio, source: wav(samples) });
+    let whole = hear(Long::Split, 480_000).unwrap();
+    assert_eq!((whole.soft_tokens, whole.notes.len()), (750, 0));
+    let error = hear(Long::Split, 480_001).unwrap_err();
+    assert!(error.starts_with("ramp: the recording is longer than the 30 s"), "{error}");
+    let cut = hear(Long::Truncate, 600_000).unwrap();
+    assert_eq!((cut.soft_tokens, cut.notes.len()), (750, 1));
+    assert_eq!(cut.identity, whole.identity, "what is heard is the same");
+    assert_eq!(hear(Long::Split, 16_000).unwrap().soft_tokens, 25);
+    assert!(hear(Long::Split, 100).unwrap_err().contains("too short"));
+}
+
+#[test]
+fn an_image_is_known_by_what_is_seen_of_it() {
+    let see = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/images").join(name);
+        senses(Long::Split).sense(&Medium { kind: MediumKind::Image, source: MediaSource::File(path) })
+    };
+    let (png, tiff, other) = (see("rgb8.png").unwrap(), see("lzw.tif").unwrap(), see("wide.png").unwrap());
+    assert_eq!(png.identity, tiff.identity);
+    assert_ne!(png.identity, other.identity);
+    let error = see("none.png").unwrap_err();
+    assert!(error.contains("none.png: the file does not exist; correct its path"), "{error}");
 }
 
 #[test]

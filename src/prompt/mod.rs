@@ -216,8 +216,8 @@ impl Prompter {
         Ok(Prepared { request, media, rendered, reference: self.reference(&item.columns) })
     }
 
-    /// The request of a row whose media have been decoded, in the order of [`Prepared::media`]; the error is the sentence of its failed
-    /// row.
+    /// The request of a row whose media have been decoded, in the order of [`Prepared::media`]; the error is the sentence of its
+    /// failed row.
     pub fn complete(&self, request: Request, media: &[Sensed]) -> Result<Request, String> {
         let counts: Vec<(MediumKind, u32)> = media.iter().map(|medium| (medium.kind, medium.soft_tokens)).collect();
         let (prompt, places) = splice(&request.prompt, &self.towers, &counts)?;

@@ -23,8 +23,8 @@ pub(super) fn is_place(value: &minijinja::Value) -> bool {
     value.as_str().is_some_and(|text| text.starts_with(BOTH))
 }
 
-/// The template's variables that stand for media: the columns that name them, and `image`, `images` and `audio` where the row has no
-/// such columns.
+/// The template's variables that stand for media: the columns that name them, and `image`, `images` and `audio` where the row has
+/// no such columns.
 pub(super) fn variables(columns: &job::Columns, row: &Map<String, Value>, own: &[Medium]) -> Vec<(String, minijinja::Value)> {
     let places = |kind: MediumKind| {
         let of_kind = own.iter().enumerate().filter(move |(_, medium)| medium.kind == kind);
@@ -77,7 +77,8 @@ pub(super) fn parts(text: &str, own: &[Medium]) -> Result<(Vec<Part>, Vec<usize>
         let mut pieces = marked.splitn(3, BOTH);
         let number = pieces.nth(1).and_then(|number| number.parse::<usize>().ok());
         let (Some(number), Some(after)) = (number.filter(|number| *number < own.len()), pieces.next()) else {
-            return Err("prompt.template changes the place of an image or a recording: write it as {{ image }}, without a filter".to_owned());
+            let error = "prompt.template changes the place of an image or a recording: write it as {{ image }}, without a filter";
+            return Err(error.to_owned());
         };
         if order.contains(&number) {
             return Err(format!("prompt.template writes {} of the row twice; write each once", own[number].kind.name()));

@@ -45,7 +45,16 @@ pub(super) fn job() -> Job {
 
 pub(super) fn item(columns: Value) -> Item {
     let Value::Object(columns) = columns else { panic!("columns are an object") };
-    Item { row: 7, id: "row-7".into(), source: "a.jsonl:8".into(), input_hash: 0, columns, audio: None, images: vec![], parts: vec![] }
+    Item {
+        row: 7,
+        id: "row-7".into(),
+        source: "a.jsonl:8".into(),
+        input_hash: 0,
+        columns,
+        audio: None,
+        images: vec![],
+        parts: vec![],
+    }
 }
 
 /// A model without weights worth the name: a byte-level tokenizer with `<|im_start|>` (256), `<|im_end|>` (257) and `<bos>` (258),

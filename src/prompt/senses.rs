@@ -73,8 +73,8 @@ impl Senses {
         let mut notes = recording.notes();
         if samples.len() > N_SAMPLES {
             if self.audio.long == Long::Split {
-                return Err("the recording is longer than the 30 s that the model hears of one; cut it, set audio.long = \"truncate\" to \
-                            have its beginning heard, or transcribe it with a speech model such as openai/whisper-base"
+                return Err("the recording is longer than the 30 s that the model hears of one; cut it, set audio.long = \
+                            \"truncate\" to have its beginning heard, or transcribe it with a speech model such as openai/whisper-base"
                     .to_owned());
             }
             notes.push("heard up to 30.0 s: what is behind is left out (audio.long)".to_owned());

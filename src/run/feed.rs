@@ -75,19 +75,20 @@ impl Pending {
 pub enum Work {
     Text(Arc<Request>),
     /// A prompt whose media are not decoded yet.
-    Media { request: Request, media: Vec<Medium> },
-    Speech { audio: AudioSource, language: Language },
+    Media {
+        request: Request,
+        media: Vec<Medium>,
+    },
+    Speech {
+        audio: AudioSource,
+        language: Language,
+    },
 }
 
 /// What rows of a job become.
 pub enum Preparation {
-    Prompts {
-        prompter: Arc<Prompter>,
-    },
-    Recordings {
-        transcriber: Arc<Transcriber>,
-        columns: Columns,
-    },
+    Prompts { prompter: Arc<Prompter> },
+    Recordings { transcriber: Arc<Transcriber>, columns: Columns },
 }
 
 /// One step of the way, for the loop.

@@ -1,7 +1,7 @@
 //! Rows with images or recordings in their prompts, on their way to the engine: decoded on the rayon pool, in order.
 //!
-//! A thread of its own hands a bounded number of media to the pool ahead of the engine, so that what waits in memory does not depend
-//! on how many rows a manifest has; a row's own media are decoded together. Rows leave in the order in which they came.
+//! A thread of its own hands a bounded number of media to the pool ahead of the engine, so that what waits in memory does not
+//! depend on how many rows a manifest has; a row's own media are decoded together. Rows leave in the order in which they came.
 
 use std::{
     collections::VecDeque,

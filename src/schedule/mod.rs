@@ -47,8 +47,8 @@
 //! # Media
 //!
 //! An image or a recording is a run of placeholders in the prompt ([`Request::media`]). Where its tokens see each other both ways
-//! ([`Request::whole_spans`]) no chunk parts it: a chunk ends before a medium that it cannot hold whole, and one that is longer than
-//! `prefill_chunk` is a chunk by itself. A chunk cut short counts as a full one, so that all of the above holds.
+//! ([`Request::whole_spans`]) no chunk parts it: a chunk ends before a medium that it cannot hold whole, and one that is longer
+//! than `prefill_chunk` is a chunk by itself. A chunk cut short counts as a full one, so that all of the above holds.
 //!
 //! Placeholders are alike whatever they stand for. Rows share a medium where it is the same by its identity, at the same place, and
 //! seen in the same way; and share all of it or nothing.
@@ -108,8 +108,8 @@ mod sequence;
 
 pub use budget::{Limits, Price, Refused};
 pub use plan::{
-    Admission, Decode, FinishReason, Finished, Medium, MediumContent, Plan, Prefill, Release, Request, Reuse, Sampled, SequenceId, SpeechRules,
-    SpeechWindow, TimestampRules,
+    Admission, Decode, FinishReason, Finished, Medium, MediumContent, Plan, Prefill, Release, Request, Reuse, Sampled, SequenceId,
+    SpeechRules, SpeechWindow, TimestampRules,
 };
 pub use prefix::PREFIXES_MAX;
 
@@ -513,7 +513,17 @@ mod tests {
     fn request(sequence: u64) -> Arc<Request> {
         let prompt = vec![0; 4];
         let (sequence, stop_tokens, generation) = (SequenceId(sequence), Arc::new([]), Arc::default());
-        Arc::new(Request { sequence, prompt, max_tokens: 2, stop_tokens, generation, seed: 0, window: None, media: Vec::new(), whole_spans: false })
+        Arc::new(Request {
+            sequence,
+            prompt,
+            max_tokens: 2,
+            stop_tokens,
+            generation,
+            seed: 0,
+            window: None,
+            media: Vec::new(),
+            whole_spans: false,
+        })
     }
 
     #[test]

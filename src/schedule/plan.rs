@@ -75,8 +75,8 @@ pub enum MediumContent {
 }
 
 impl Request {
-    /// Where the chunk ends that starts at `start`: `prefill_chunk` tokens on, or at the prompt's end. Where media are computed whole,
-    /// before a medium that it would part; behind it, where it starts with that.
+    /// Where the chunk ends that starts at `start`: `prefill_chunk` tokens on, or at the prompt's end. Where media are computed
+    /// whole, before a medium that it would part; behind it, where it starts with that.
     pub fn chunk_end(&self, start: u32, prefill_chunk: u32) -> u32 {
         let end = start.saturating_add(prefill_chunk).min(self.prompt.len() as u32);
         match self.media.iter().find(|medium| self.whole_spans && medium.is_parted(end)) {
@@ -145,8 +145,8 @@ pub struct Plan {
     /// The cache's layout from this step on, which the budget has priced: slots × tokens a slot.
     pub slots: u32,
     pub slot_tokens: u32,
-    /// In the order of the rows' admission; [`Limits::prefill_chunk`](super::Limits::prefill_chunk) tokens together at most, but for
-    /// a chunk alone that is one medium.
+    /// In the order of the rows' admission; [`Limits::prefill_chunk`](super::Limits::prefill_chunk) tokens together at most, but
+    /// for a chunk alone that is one medium.
     pub prefill: Vec<Prefill>,
     /// By slot.
     pub decode: Vec<Decode>,

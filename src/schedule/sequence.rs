@@ -22,8 +22,8 @@ pub(super) struct Sequence {
     pub ended: bool,
 }
 
-/// What the chunk from `start` on takes of a step's `prefill_chunk` tokens: a chunk that is not its prompt's last takes all of them,
-/// though it may be shorter, or one medium that is longer.
+/// What the chunk from `start` on takes of a step's `prefill_chunk` tokens: a chunk that is not its prompt's last takes all of
+/// them, though it may be shorter, or one medium that is longer.
 pub(super) fn chunk_share(request: &Request, start: u32, prefill_chunk: u32) -> u32 {
     let end = request.chunk_end(start, prefill_chunk);
     if end as usize == request.prompt.len() { prefill_chunk.min(end - start) } else { prefill_chunk }

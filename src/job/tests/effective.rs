@@ -67,7 +67,8 @@ fn every_key() {
         [input]
         folder = "./texts"
         glob = "**/*.txt"
-        columns = { id = "utt", prompt = "question", messages = "chat", reference = "answer", audio = "path", language = "locale" }
+        columns = { id = "utt", prompt = "question", messages = "chat", reference = "answer", audio = "path", image = "photo",
+            language = "locale" }
         [prompt]
         system = "Be brief."
         template = "{{ question }}"
@@ -385,14 +386,22 @@ fn input() -> impl Strategy<Value = Input> {
     let manifest = prop::collection::vec(path().prop_map(|path| path + ".csv"), 1..3).prop_map(|manifest| (manifest, None, None));
     let folder = (path(), prop::option::of("[a-z*?./]{1,9}"))
         .prop_map(|(folder, glob)| (Vec::new(), Some(PathBuf::from(format!("/in{folder}"))), glob));
-    (prop_oneof![manifest, folder], prop::collection::hash_set(name(), 6)).prop_map(|((manifest, folder, glob), names)| {
+    (prop_oneof![manifest, folder], prop::collection::hash_set(name(), 7)).prop_map(|((manifest, folder, glob), names)| {
         let mut names = names.into_iter();
         let mut name = || names.next().unwrap();
         Input {
             manifest,
             folder,
             glob,
-            columns: Columns { id: name(), prompt: name(), messages: name(), reference: name(), audio: name(), image: name(), language: name() },
+            columns: Columns {
+                id: name(),
+                prompt: name(),
+                messages: name(),
+                reference: name(),
+                audio: name(),
+                image: name(),
+                language: name(),
+            },
         }
     })
 }

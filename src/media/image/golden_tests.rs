@@ -86,9 +86,7 @@ fn another_filter_or_order_is_seen() {
     let ours: Vec<u8> = patches.values.iter().map(|value| (value * 255.0).round() as u8).collect();
     assert!(ours == golden);
     // Columns before rows.
-    let turned: Vec<u8> = (0..48)
-        .map(|at| (at / 12, at % 12 / 3, at % 3))
-        .map(|(y, x, colour)| ours[12 * x + 3 * y + colour])
-        .collect();
+    let turned: Vec<u8> =
+        (0..48).map(|at| (at / 12, at % 12 / 3, at % 3)).map(|(y, x, colour)| ours[12 * x + 3 * y + colour]).collect();
     assert!(turned[..] != golden[..48]);
 }

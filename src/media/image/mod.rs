@@ -1,7 +1,7 @@
 //! Images, from files to what a vision tower sees: plain buffers, no tensor.
 //!
-//! `content` says by its first bytes what a file is, `decode` makes a [`Picture`] of it, `resize` scales one exactly as Pillow does,
-//! [`PatchRule`] cuts it into [`Patches`].
+//! `content` says by its first bytes what a file is, `decode` makes a [`Picture`] of it, `resize` scales one exactly as Pillow
+//! does, [`PatchRule`] cuts it into [`Patches`].
 
 mod content;
 mod decode;

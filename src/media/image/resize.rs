@@ -1,8 +1,8 @@
-//! Scaling by Pillow's bicubic filter, to the last bit: what the reference scales with. No library of Rust's does; the closest
-//! differs from Pillow by a step in some pixels, since its weights have 16 bits.
+//! Scaling by Pillow's bicubic filter, to the last bit: what the reference scales with, so that an image's soft tokens are the
+//! reference's too.
 //!
-//! Source: Pillow's `src/libImaging/Resample.c` describes the method: a filter as wide as the scale, weights of 22 bits, rows before columns,
-//! each pass rounded to 8 bits.
+//! Source of the method: Pillow's libImaging, its file Resample: a filter as wide as the scale, weights of 22 bits, across before
+//! down, each pass rounded to 8 bits.
 
 use super::Picture;
 

@@ -69,7 +69,10 @@ fn a_file_that_ends_early_is_damaged() {
         assert!(Picture::decode(&whole).is_ok(), "{format:?}");
         for bytes in [whole.len() / 3, whole.len() / 2, whole.len() * 3 / 4] {
             let cut = Picture::decode(&whole[..bytes]);
-            assert!(matches!(cut, Err(ImageError::Damaged { .. } | ImageError::BrokeDown { .. })), "{format:?} of {bytes}: {cut:?}");
+            assert!(
+                matches!(cut, Err(ImageError::Damaged { .. } | ImageError::BrokeDown { .. })),
+                "{format:?} of {bytes}: {cut:?}"
+            );
         }
     }
 }
@@ -90,7 +93,9 @@ fn the_smallest_and_the_narrowest() {
 
 #[test]
 fn names_of_any_case() {
-    for (name, expected) in [("a.JPG", true), ("b/c.webp", true), ("a.heic", true), ("a.txt", false), ("png", false), (".png", false)] {
+    for (name, expected) in
+        [("a.JPG", true), ("b/c.webp", true), ("a.heic", true), ("a.txt", false), ("png", false), (".png", false)]
+    {
         assert_eq!(is_image_name(Path::new(name)), expected, "{name}");
     }
 }

@@ -95,9 +95,8 @@ fn an_image_is_shared_by_what_it_is() {
 #[test]
 fn rows_that_differ_in_how_they_see_share_what_stands_before_the_image() {
     let shares = Limits { prefix_tokens_min: Some(8), ..limits() };
-    let rows: Vec<_> = (0..12)
-        .map(|sequence| seeing(&sharing(&request(sequence, 70, 3, &[]), 0, 60), &[((20, 24), 1)], sequence == 5))
-        .collect();
+    let rows: Vec<_> =
+        (0..12).map(|sequence| seeing(&sharing(&request(sequence, 70, 3, &[]), 0, 60), &[((20, 24), 1)], sequence == 5)).collect();
     let run = run(&shares, &rows);
     for (sequence, cached_tokens) in run.admitted.iter().zip(&run.cached_tokens) {
         assert!(sequence.0 != 5 || [0, 20].contains(cached_tokens), "{sequence:?} takes over {cached_tokens}");
@@ -108,7 +107,8 @@ fn rows_that_differ_in_how_they_see_share_what_stands_before_the_image() {
 fn an_image_is_shared_whole_or_not_at_all() {
     let shares = Limits { prefix_tokens_min: Some(8), ..limits() };
     // The rows end within what would be shared of the image.
-    let rows: Vec<_> = (0..6).map(|sequence| seeing(&sharing(&request(sequence, 44, 3, &[]), 0, 44), &[((20, 24), 1)], true)).collect();
+    let rows: Vec<_> =
+        (0..6).map(|sequence| seeing(&sharing(&request(sequence, 44, 3, &[]), 0, 44), &[((20, 24), 1)], true)).collect();
     let run = run(&shares, &rows);
     assert!(run.cached_tokens.contains(&20) && run.cached_tokens.iter().all(|tokens| [0, 20].contains(tokens)), "{run:?}");
 }

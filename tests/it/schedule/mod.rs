@@ -64,8 +64,8 @@ fn sharing(row: &Request, family: u32, head: usize) -> Arc<Request> {
     Arc::new(Request { prompt, ..row.clone() })
 }
 
-/// The same row with images in it, in order: each at a place, so many tokens long, with an identity. Those that have no room are left
-/// out.
+/// The same row with images in it, in order: each at a place, so many tokens long, with an identity. Those that have no room are
+/// left out.
 fn seeing(row: &Request, media: &[((u32, u32), u32)], whole_spans: bool) -> Arc<Request> {
     let mut seeing = Request { whole_spans, ..row.clone() };
     for &((first, tokens), identity) in media {

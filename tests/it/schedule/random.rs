@@ -54,15 +54,17 @@ fn job() -> impl Strategy<Value = Job> {
     let prefix_tokens_min = select(vec![None, Some(0), Some(1), Some(3), Some(8)]);
     let span_tokens_max = select(vec![0, 4, 14]);
     let limits = (1..20u32, 1..12u32, 1..6u32, 100..4000u64, price, 30..60u32, prefix_tokens_min, span_tokens_max).prop_map(
-        |(rows, prefill_chunk, prompt_concurrency, kv_bytes_max, price, context_length, prefix_tokens_min, span_tokens_max)| Limits {
-            rows,
-            prefill_chunk,
-            prompt_concurrency,
-            kv_bytes_max,
-            price,
-            context_length,
-            prefix_tokens_min,
-            span_tokens_max,
+        |(rows, prefill_chunk, prompt_concurrency, kv_bytes_max, price, context_length, prefix_tokens_min, span_tokens_max)| {
+            Limits {
+                rows,
+                prefill_chunk,
+                prompt_concurrency,
+                kv_bytes_max,
+                price,
+                context_length,
+                prefix_tokens_min,
+                span_tokens_max,
+            }
         },
     );
     // Images that the heads of a family share or do not, one of them longer than any chunk.
