@@ -112,8 +112,8 @@ impl History {
         let tokens = (start..end).zip(&request.prompt[start as usize..end as usize]);
         tokens.fold(self, |mut history, (position, &token)| {
             if let Some(medium) = media.next_if(|medium| medium.first == position) {
-                history = (0..4).fold(history, |history, part| history.with((medium.identity >> (32 * part)) as u32));
-                history = history.with(u32::from(request.whole_spans));
+                let how = history.with(u32::from(request.whole_spans));
+                history = (0..4).fold(how, |history, part| history.with((medium.identity >> (32 * part)) as u32));
             }
             history.with(token)
         })
@@ -172,8 +172,8 @@ pub enum Fault {
     PrefixTokens { sequence: u64, tokens: u32, prompt_tokens: u64, shared: u32 },
     #[error("sequence {sequence} takes over {tokens} of the {prefix_tokens} tokens of a prefix, which a window has left behind")]
     PrefixCut { sequence: u64, tokens: u32, prefix_tokens: u32 },
-    #[error("sequence {sequence} has a medium of {tokens} tokens at {first}, which is parted at {at}")]
-    PartedMedium { sequence: u64, first: u32, tokens: u32, at: u32 },
+    #[error("sequence {sequence} has a medium of {tokens} tokens at {first}, which is parted")]
+    PartedMedium { sequence: u64, first: u32, tokens: u32 },
     #[error("sequence {sequence} is admitted to slot {slot}, which sequence {owner} has")]
     SlotTaken { sequence: u64, slot: u32, owner: u64 },
     #[error("sequence {sequence} does not have slot {slot}")]
@@ -212,8 +212,6 @@ struct Slot {
     request: Arc<Request>,
     /// Positions `0 .. filled` hold keys and values.
     filled: u32,
-    /// Of those, the ones that were copied.
-    copied: u32,
     /// Hash of the tokens at those positions.
     history: History,
     /// Sampled last, not yet in the cache.
@@ -328,7 +326,6 @@ impl FakeEngine {
         *place = Some(Slot {
             request: Arc::clone(request),
             filled: copied,
-            copied,
             history,
             token: 0,
             collected: 0,
@@ -356,7 +353,7 @@ impl FakeEngine {
             return Err(Fault::PrefixTokens { sequence, tokens, prompt_tokens, shared });
         }
         if let Some(medium) = request.media.iter().find(|medium| medium.is_parted(tokens)) {
-            return Err(Fault::PartedMedium { sequence, first: medium.first, tokens: medium.tokens, at: tokens });
+            return Err(Fault::PartedMedium { sequence, first: medium.first, tokens: medium.tokens });
         }
         let prefix_tokens = prefix.filled;
         if tokens < prefix_tokens && self.model.price.windows.iter().any(|&(window, _)| window < prefix_tokens) {
@@ -425,8 +422,7 @@ impl FakeEngine {
         }
         let parts = |medium: &&Medium| row.request.whole_spans && [start, end as u32].iter().any(|at| medium.is_parted(*at));
         if let Some(medium) = row.request.media.iter().find(parts) {
-            let at = if medium.is_parted(start) { start } else { end as u32 };
-            return Err(Fault::PartedMedium { sequence, first: medium.first, tokens: medium.tokens, at });
+            return Err(Fault::PartedMedium { sequence, first: medium.first, tokens: medium.tokens });
         }
         if let Some(prefill_chunk) = prefill_chunk
             && !row.is_chunk(start, end as u32, prefill_chunk)
@@ -443,10 +439,9 @@ impl FakeEngine {
         Ok(())
     }
 
-    /// All chunks are computed in one forward pass, and the budget has the scratch of one full chunk.
+    /// All chunks are computed in one forward pass; the budget has the scratch of one full chunk, and of one medium alone.
     fn check_prefill_tokens(&self, plan: &Plan) -> Result<(), Fault> {
         let tokens = plan.prefill.iter().map(|prefill| u64::from(prefill.length)).sum();
-        // One medium alone may be longer.
         let limit = |limits: &Limits| if plan.prefill.len() == 1 { limits.step_tokens_max() } else { limits.prefill_chunk };
         match self.limits.as_ref().map(limit).filter(|limit| tokens > u64::from(*limit)) {
             Some(prefill_chunk) => Err(Fault::PrefillTokens { tokens, prefill_chunk }),
@@ -490,15 +485,14 @@ impl Slot {
         Ok(row)
     }
 
-    /// Whether a chunk goes to where a full one ends, or the prompt; to the last place before that parts no medium, or else the next.
+    /// Whether a chunk goes to where a full one ends, or the prompt; or before a medium it would part, or over that.
     fn is_chunk(&self, start: u32, end: u32, prefill_chunk: u32) -> bool {
         let prompt_tokens = self.request.prompt.len() as u32;
         let full = (start + prefill_chunk).min(prompt_tokens);
         let parts = |at: u32| self.request.whole_spans && self.request.media.iter().any(|medium| medium.is_parted(at));
         let before = (start + 1..=full).rev().find(|&at| !parts(at));
         let expected = before.or_else(|| (full..=prompt_tokens).find(|&at| !parts(at)));
-        let cut_before = self.request.whole_spans && !self.request.media.is_empty();
-        expected == Some(end) && (cut_before || (start - self.copied).is_multiple_of(prefill_chunk))
+        expected == Some(end)
     }
 
     fn sample(&mut self, model: &FakeModel) -> Sampled {

@@ -12,7 +12,8 @@ use crate::media::{MediaSource, PatchRule, Patches};
 use crate::model::{self as models, AudioTower, ImageTower, Placeholder};
 use crate::schedule::MediumContent;
 
-const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}\
+const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{% if m.content is string %}{{ m.content }}{% else %}\
+                        {% for p in m.content %}\
                         {% if p.type == 'text' %}{{ p.text }}{% elif p.type == 'image' %}<bos>{% else %}<|im_end|>{% endif %}\
                         {% endfor %}{% endif %}{% endfor %}";
 

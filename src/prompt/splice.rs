@@ -1,8 +1,8 @@
 //! Media into a prompt: each placeholder that the chat template wrote becomes `begin`, a placeholder for each soft token, `end`.
 //!
-//! Source: `Gemma4Processor.__call__` in mlx-vlm's `processing_gemma4.py`, which does so in the text: the k-th placeholder of a kind
-//! is the k-th medium of that kind, and what is written for it is not looked at again. All of these are tokens of their own, so
-//! ids give the same.
+//! Source: `Gemma4Processor.__call__` in mlx-vlm's `processing_gemma4.py`, which does so in the text: the k-th placeholder of a
+//! kind is the k-th medium of that kind, and what is written for it is not looked at again. All of these are tokens of their own,
+//! so ids give the same.
 
 use crate::manifest::MediumKind;
 use crate::model::{Placeholder, Towers};

@@ -169,8 +169,8 @@ impl Scheduler {
         idle.inspect(|&index| self.forget(index)).is_some()
     }
 
-    /// A new prefix, the first `tokens` of a row. Rows that wait take to it where it saves them clearly more than what they had, or hardly less than what is not
-    /// computed yet, so that one is computed for them all.
+    /// A new prefix, the first `tokens` of a row. Rows that wait take to it where it saves them clearly more than what they had, or
+    /// hardly less than what is not computed yet, so that one is computed for them all.
     fn learn(&mut self, row: &Request, tokens: u32, tokens_min: u32) -> SequenceId {
         let sequence = SequenceId(SequenceId::PREFIXES.0 + self.prefixes.count);
         self.prefixes.count += 1;

@@ -60,7 +60,7 @@ fn an_image_that_no_chunk_can_hold_is_refused() {
     assert_eq!(scheduler.add(Arc::new(misplaced)), Err(Refused::Misplaced { first: 3, tokens: 41, prompt_tokens: 40 }));
 }
 
-/// Twelve rows that start with the same 60 tokens, three of every four with the image 1 at 20, where each of the others has one of its own.
+/// Twelve rows that start with the same 60 tokens, three of every four with the image 1 at 20, where the others have their own.
 fn rows(whole_spans: bool) -> Vec<Arc<Request>> {
     let rows = (0..12).map(|sequence| {
         let row = sharing(&request(sequence, 70, 3, &[]), 0, 60);
