@@ -10,6 +10,9 @@ use crate::job;
 /// Where passes are padded, more rows of logits than this come in multiples of it.
 pub const OUTPUTS_STEP: i32 = 16;
 
+/// The most tokens that [`padding`] adds.
+pub const PADDING_MAX: u32 = 255;
+
 /// Tokens that bring a pass to one of few sizes: on CUDA every new size of an array is memory to be allocated, which stops the
 /// device, and every new shape of a product an algorithm to be chosen.
 pub fn padding(chunk_tokens: i32, rows: i32) -> i32 {
@@ -18,7 +21,7 @@ pub fn padding(chunk_tokens: i32, rows: i32) -> i32 {
         (0, ..=16) => 1,
         (0, _) => 16,
         (_, ..=256) => 32,
-        _ => 256,
+        _ => PADDING_MAX as i32 + 1,
     };
     (tokens + step - 1) / step * step - tokens
 }

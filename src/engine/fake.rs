@@ -56,6 +56,7 @@ impl FakeModel {
                 prefill_bytes_per_token: 0,
                 prefill_bytes_per_pair: 0,
                 decode_bytes_per_slot: 0,
+                padding_tokens: 0,
                 encode_bytes: 0,
                 prefixes: true,
             },

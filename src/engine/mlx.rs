@@ -117,10 +117,7 @@ impl MlxEngine {
 
     fn with_model(model: Box<dyn Model>, on_gpu: bool) -> Result<Self, EngineError> {
         // Keys come out of the model in the format that its embedding starts with.
-        let mut probe = Cache::new(model.cache_layout(), Dtype::Float32, 1)?;
-        if let Some(encoder) = model.encoder() {
-            probe = probe.with_cross(encoder.cross_layout())?;
-        }
+        let mut probe = empty_cache(&*model, Dtype::Float32, on_gpu)?;
         probe.resize(1, 1)?;
         let step = Step::new(vec![Chunk { slot: 0, start: 0, length: 1, prompt_tokens: 1 }], &[]);
         let cache_dtype = model.forward(&Array::from_slice(&[0i32], &[1]), &step, &mut probe)?.dtype();
@@ -374,7 +371,6 @@ impl MlxEngine {
             self.wait()?;
         }
         let (frames, bins) = encoder.input();
-        let layers = encoder.cross_layout().layers;
         for group in admitted.chunks(price::windows_at_once(self.on_gpu)) {
             let mut values = Vec::with_capacity(group.len() * (frames * bins) as usize);
             for admission in group {
@@ -388,12 +384,8 @@ impl MlxEngine {
             }
             let features = Array::from_slice(&values, &[group.len() as i32, frames, bins]);
             let encoded = encoder.encode(&features)?;
-            for layer in 0..layers {
-                let (keys, values) = encoder.cross(layer, &encoded)?;
-                for (row, admission) in group.iter().enumerate() {
-                    self.cache.store_cross(layer, admission.slot as i32, &row_of(&keys, row)?, &row_of(&values, row)?)?;
-                }
-            }
+            let slots: Vec<i32> = group.iter().map(|admission| admission.slot as i32).collect();
+            encoder.hear(&encoded, &slots, &mut self.cache)?;
             if self.on_gpu {
                 transforms::async_eval(self.cache.arrays())?;
             } else {
@@ -539,17 +531,6 @@ fn empty_cache(model: &dyn Model, dtype: Dtype, on_gpu: bool) -> Result<Cache, E
         Some(encoder) => cache.with_cross(encoder.cross_layout()),
         None => Ok(cache),
     }
-}
-
-/// Row `row` of (B, …) as (1, …).
-fn row_of(array: &Array, row: usize) -> Result<Array, EngineError> {
-    if array.dim(0) == 1 {
-        return Ok(array.clone());
-    }
-    let mut start = vec![0; array.ndim()];
-    let mut end = array.shape().to_vec();
-    (start[0], end[0]) = (row as i32, row as i32 + 1);
-    ffi::slice(array, &start, &end)
 }
 
 /// Waits for an array's numbers.

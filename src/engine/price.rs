@@ -2,7 +2,7 @@
 
 use mlx_rs::Dtype;
 
-use super::models::Model;
+use super::{device, models::Model};
 use crate::schedule::Price;
 
 /// Slots grow in steps of this many tokens: each step of growth copies the cache once.
@@ -32,6 +32,7 @@ pub fn of(model: &dyn Model, dtype: Dtype, on_gpu: bool, greedy: bool) -> Price 
         prefill_bytes_per_token: scratch.prefill_bytes_per_token,
         prefill_bytes_per_pair: scratch.prefill_bytes_per_pair,
         decode_bytes_per_slot: scratch.decode_bytes_per_slot,
+        padding_tokens: if model.pads() { device::PADDING_MAX } else { 0 },
         encode_bytes: 0,
         prefixes: model.shares_prefixes(),
     };

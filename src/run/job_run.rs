@@ -300,12 +300,13 @@ impl Run<'_> {
         self.results.reporter.handle(&Event::Note { message: device.into() });
         let batching = &self.job.batching;
         let defaults = engine.prefill_defaults();
+        let price = engine.price();
         let mut scheduler = Scheduler::new(Limits {
             rows: batching.rows,
-            prefill_chunk: batching.prefill_chunk.unwrap_or(defaults.chunk),
+            prefill_chunk: batching.prefill_chunk.unwrap_or_else(|| price.prefill_chunk_within(defaults.chunk, kv_bytes_max)),
             prompt_concurrency: batching.prompt_concurrency.unwrap_or(defaults.concurrency),
             kv_bytes_max,
-            price: engine.price(),
+            price,
             context_length: model.context_length(),
             prefix_tokens_min: batching.prefix_cache.then_some(PREFIX_TOKENS_MIN),
             span_tokens_max: 0,

@@ -4,6 +4,9 @@ use thiserror::Error;
 
 use super::{Medium, PREFIXES_MAX, Request};
 
+/// Shorter chunks would leave a device without enough to do.
+const PREFILL_CHUNK_MIN: u32 = 128;
+
 /// Bytes that a cache layout costs. All counts are for the layout the engine's cache really has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Price {
@@ -18,6 +21,8 @@ pub struct Price {
     /// Scratch of a step's prefill: bytes a prompt token, and bytes a (prompt token × token of its own context) pair.
     pub prefill_bytes_per_token: u64,
     pub prefill_bytes_per_pair: u64,
+    /// Tokens of no row that a step with prefill may compute beside its own: passes of few sizes are padded.
+    pub padding_tokens: u32,
     /// Scratch of a step without prefill: bytes a slot.
     pub decode_bytes_per_slot: u64,
     /// Scratch of encoding the recordings or images of admitted rows, as many at once as the engine takes.
@@ -45,7 +50,19 @@ impl Price {
     /// Bytes of the largest prefill step over contexts of `slot_tokens`: all its chunks together have `chunk` tokens at most.
     pub fn prefill_bytes(&self, chunk: u32, slot_tokens: u32) -> u64 {
         let pairs = self.prefill_bytes_per_pair.saturating_mul(u64::from(slot_tokens));
-        self.prefill_bytes_per_token.saturating_add(pairs).saturating_mul(u64::from(chunk))
+        let tokens = u64::from(chunk).saturating_add(u64::from(self.padding_tokens));
+        let of_tokens = self.prefill_bytes_per_token.saturating_mul(tokens);
+        of_tokens.saturating_add(pairs.saturating_mul(u64::from(chunk)))
+    }
+
+    /// `chunk` prompt tokens a step, halved as long as their scratch leaves less than four fifths of `kv_bytes_max` for rows: many
+    /// rows that decode together gain more than long chunks do.
+    pub fn prefill_chunk_within(&self, chunk: u32, kv_bytes_max: u64) -> u32 {
+        let mut chunk = chunk;
+        while chunk > PREFILL_CHUNK_MIN && self.prefill_bytes(chunk, chunk) > kv_bytes_max / 5 {
+            chunk = (chunk / 2).max(PREFILL_CHUNK_MIN);
+        }
+        chunk
     }
 
     /// Whether less than all of the first `tokens` positions of a sequence can be taken from them: no window has left any behind.
@@ -198,10 +215,21 @@ mod tests {
             slot_tokens_step: 16,
             prefill_bytes_per_token: 7,
             prefill_bytes_per_pair: 2,
+            padding_tokens: 0,
             decode_bytes_per_slot: 0,
             encode_bytes: 0,
             prefixes: true,
         }
+    }
+
+    #[test]
+    fn padding_is_priced_and_a_small_budget_has_short_chunks() {
+        let price = Price { prefill_bytes_per_token: 100, prefill_bytes_per_pair: 0, padding_tokens: 255, ..price() };
+        assert_eq!(price.prefill_bytes(512, 640), 100 * 767);
+        assert_eq!(price.prefill_chunk_within(2048, 5 * 100 * 2303), 2048, "a fifth holds it to the byte");
+        assert_eq!(price.prefill_chunk_within(2048, 5 * 100 * 2303 - 1), 1024);
+        assert_eq!(price.prefill_chunk_within(2048, 0), PREFILL_CHUNK_MIN);
+        assert_eq!(price.prefill_chunk_within(64, 0), 64, "what is shorter stays");
     }
 
     #[test]

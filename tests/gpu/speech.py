@@ -7,7 +7,8 @@
 `windows` makes the recordings: the clips of fixtures/fetch_speech.sh one after another, in another order each time, cut at 30 s. Both
 programs read the files, make features, and transcribe greedily, in English, without timestamps and without second attempts. MODEL is
 in mlx-whisper's layout, as `mlxbatch convert` writes it; transformers gets the same tensors under its own names. Loading counts for
-nobody: of mlxbatch, which loads in each run, the time of a short run is taken off that of a long one, and the windows too. The result
+nobody: of mlxbatch, which loads and has its kernels compiled in each run, the time of a short run is taken off that of a long one, and
+the windows too; the long one transcribes each window several times, so that seconds of loading more or less weigh little. The result
 has windows a second, tokens are not compared but texts are: FILE.texts holds them.
 """
 
@@ -47,8 +48,9 @@ def windows(args):
     print(f"{args.windows} windows of {SECONDS} s from {len(clips)} clips")
 
 
-def run_mlxbatch(args, work, files, name):
-    (work / f"{name}.jsonl").write_text("".join(json.dumps({"id": file.stem, "audio": str(file)}) + "\n" for file in files))
+def run_mlxbatch(args, work, files, name, times=1):
+    rows = ({"id": f"{time}-{file.stem}", "audio": str(file)} for time in range(times) for file in files)
+    (work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     job = work / f"{name}.toml"
     job.write_text(
         f'[job]\noutput = "{name}-out"\n[model]\npath = "{args.model.resolve()}"\ndevice = "{args.device}"\n'
@@ -65,7 +67,7 @@ def run_mlxbatch(args, work, files, name):
 def texts_of(args, work, name):
     shown = [args.program, "show", work / f"{name}-out", "--columns", "id,text"]
     lines = subprocess.run(shown, check=True, capture_output=True, text=True).stdout.splitlines()
-    return "".join(line + "\n" for line in sorted(lines))
+    return "".join(line.removeprefix("0-") + "\n" for line in sorted(lines) if line.startswith("0-"))
 
 
 def mlxbatch(args):
@@ -76,8 +78,8 @@ def mlxbatch(args):
         walls = []
         for number in range(args.repeat):
             short, _ = run_mlxbatch(args, work, files[: args.short], "short")
-            long, summary = run_mlxbatch(args, work, files, "long")
-            walls.append((long - short) / (len(files) - args.short))
+            long, summary = run_mlxbatch(args, work, files, "long", args.times)
+            walls.append((long - short) / (args.times * len(files) - args.short))
             print(f"run {number + 1}: {1 / walls[-1]:.1f} windows/s ({long:.2f} s and {short:.2f} s)", file=sys.stderr, flush=True)
             write(args, "mlxbatch", walls, {"summary": summary, "wall_seconds_long": long, "wall_seconds_short": short})
         Path(f"{args.result}.texts").write_text(texts_of(args, work, "long"))
@@ -216,6 +218,7 @@ def main():
         if run is mlxbatch:
             command.add_argument("program", type=Path)
             command.add_argument("--short", type=int, default=64, help="windows of the short run")
+            command.add_argument("--times", type=int, default=4, help="how often the long run transcribes each window")
         command.add_argument("model", type=Path)
         command.add_argument("folder", type=Path)
         command.add_argument("--rows", type=int, default=64)

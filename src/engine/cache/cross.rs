@@ -118,6 +118,13 @@ impl Cache {
         Ok(())
     }
 
+    /// Keys and values of a layer, (slots, heads, tokens, head_dim) each.
+    pub fn cross_layer(&self, layer: usize) -> Result<(&Array, &Array), EngineError> {
+        let stored = self.cross.as_ref().filter(|cross| !cross.transposed).and_then(|cross| cross.layers.get(layer));
+        let Layer { keys, values } = stored.ok_or_else(no_cross)?;
+        Ok((keys, values))
+    }
+
     /// Attends over all that was stored for each token's slot: `queries` (N, heads, 1, D) in the step's order -> (N, heads × D).
     pub fn attend_cross(&self, layer: usize, queries: &Array, scale: f32, step: &Step) -> Result<Array, EngineError> {
         let cross = self.cross.as_ref().ok_or_else(no_cross)?;

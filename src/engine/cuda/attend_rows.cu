@@ -7,10 +7,8 @@
 // HEADS × HEAD_DIM); parts (rows, KV_HEADS, gridDim.z, GROUP, HEAD_DIM + 2) where gridDim.z > 1.
 constexpr int ALL = HEADS + 2 * KV_HEADS;
 __shared__ alignas(16) T turned[GROUP + 2][HEAD_DIM];
-__shared__ float warp_largest[WARPS][GROUP], warp_sum[WARPS][GROUP];
-__shared__ float warp_output[WARPS][GROUP][HEAD_DIM];
 __shared__ bool is_last;
-int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 int kv_head = blockIdx.x, row = blockIdx.y, split = blockIdx.z, ring = keys_shape[2];
 int slot = places[2 * row], position = places[2 * row + 1];
 int stored = min(position + 1, ring), at = position % ring;
@@ -31,60 +29,24 @@ for (int head = warp; head < GROUP + 2; head += WARPS) {
   if (head == GROUP + 1) own.store(const_cast<T*>(values) + base + size_t(at) * HEAD_DIM, lane);
 }
 __syncthreads();
-Rows rows;
-rows.clear();
-#pragma unroll
-for (int r = 0; r < 2; ++r)
-#pragma unroll
-  for (int s = 0; s < SEGMENTS; ++s)
-    rows.query[s][r] = g + 8 * r < GROUP ? *reinterpret_cast<const uint4*>(&turned[g + 8 * r][s * 32 + t * 8]) : make_uint4(0, 0, 0, 0);
 float scale = constants[HEAD_DIM / 2 + 2] * 1.44269504f;
-int end = min(stored, first + SPLIT);
-const int limit[2] = {end, end};
-for (int key = first + warp * KEYS; key < end; key += WARPS * KEYS) rows.see(keys + base, values + base, key, end, limit, scale);
-rows.finish();
-#pragma unroll
-for (int r = 0; r < 2; ++r) {
-  int head = g + 8 * r;
-  if (head >= GROUP) continue;
-  if (t == 0) {
-    warp_largest[warp][head] = rows.largest[r];
-    warp_sum[warp][head] = rows.sum[r];
-  }
-#pragma unroll
-  for (int c = 0; c < CHUNKS; ++c)
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int d = 0; d < 8; ++d) warp_output[warp][head][c * 64 + (2 * t + half) * 8 + d] = rows.output[c][d][2 * r + half];
-}
-__syncthreads();
 int splits = (stored + SPLIT - 1) / SPLIT;
 size_t group = size_t(row) * KV_HEADS + kv_head;
 constexpr int PART = HEAD_DIM + 2;
-for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += WARPS * 32) {
-  int head = i / HEAD_DIM, d = i % HEAD_DIM;
-  float largest = warp_largest[0][head];
-#pragma unroll
-  for (int w = 1; w < WARPS; ++w) largest = fmaxf(largest, warp_largest[w][head]);
-  float numerator = 0, denominator = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; ++w) {
-    float factor = exp2f(warp_largest[w][head] - largest);
-    numerator += factor * warp_output[w][head][d];
-    denominator += factor * warp_sum[w][head];
-  }
-  if (splits == 1) {
-    out[(group * GROUP + head) * HEAD_DIM + d] = T(numerator / denominator);
-  } else {
-    float* part = parts + ((group * gridDim.z + split) * GROUP + head) * PART;
-    part[d] = numerator;
-    if (d == 0) {
-      part[HEAD_DIM] = largest;
-      part[HEAD_DIM + 1] = denominator;
-    }
-  }
-}
+attend_together(
+    turned, keys + base, values + base, first, min(stored, first + SPLIT), scale,
+    [&](int head, int d, float numerator, float largest, float denominator) {
+      if (splits == 1) {
+        out[(group * GROUP + head) * HEAD_DIM + d] = T(numerator / denominator);
+        return;
+      }
+      float* part = parts + ((group * gridDim.z + split) * GROUP + head) * PART;
+      part[d] = numerator;
+      if (d == 0) {
+        part[HEAD_DIM] = largest;
+        part[HEAD_DIM + 1] = denominator;
+      }
+    });
 if (splits == 1) return;
 __threadfence();
 __syncthreads();

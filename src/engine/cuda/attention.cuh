@@ -187,3 +187,54 @@ struct Rows {
     }
   }
 };
+
+// A block's warps attend together: GROUP queries over keys `first .. end` of `keys` and `values` (stored, HEAD_DIM). `write` is given
+// each number of each head once, with the head's largest score and the sum that it is to be divided by.
+template <typename Write>
+__device__ void attend_together(
+    const T (*queries)[HEAD_DIM], const T* keys, const T* values, int first, int end, float scale, Write write) {
+  __shared__ float warp_largest[WARPS][GROUP], warp_sum[WARPS][GROUP];
+  __shared__ float warp_output[WARPS][GROUP][HEAD_DIM];
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  Rows rows;
+  rows.clear();
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+#pragma unroll
+    for (int s = 0; s < SEGMENTS; ++s)
+      rows.query[s][r] =
+          g + 8 * r < GROUP ? *reinterpret_cast<const uint4*>(&queries[g + 8 * r][s * 32 + t * 8]) : make_uint4(0, 0, 0, 0);
+  const int limit[2] = {end, end};
+  for (int key = first + warp * KEYS; key < end; key += WARPS * KEYS) rows.see(keys, values, key, end, limit, scale);
+  rows.finish();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    int head = g + 8 * r;
+    if (head >= GROUP) continue;
+    if (t == 0) {
+      warp_largest[warp][head] = rows.largest[r];
+      warp_sum[warp][head] = rows.sum[r];
+    }
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int d = 0; d < 8; ++d) warp_output[warp][head][c * 64 + (2 * t + half) * 8 + d] = rows.output[c][d][2 * r + half];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < GROUP * HEAD_DIM; i += WARPS * 32) {
+    int head = i / HEAD_DIM, d = i % HEAD_DIM;
+    float largest = warp_largest[0][head];
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w) largest = fmaxf(largest, warp_largest[w][head]);
+    float numerator = 0, denominator = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) {
+      float factor = exp2f(warp_largest[w][head] - largest);
+      numerator += factor * warp_output[w][head][d];
+      denominator += factor * warp_sum[w][head];
+    }
+    write(head, d, numerator, largest, denominator);
+  }
+}

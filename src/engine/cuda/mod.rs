@@ -9,7 +9,11 @@
 //! - a slot changes hands only when every step that computes its former row has been collected;
 //! - MLX copies no array of the cache meanwhile: the cache holds them, and changes of layout wait for the last step.
 
+mod cross;
+
 use mlx_rs::{Array, Dtype, ops};
+
+pub use cross::CrossKernels;
 
 use super::{
     EngineError,
@@ -46,6 +50,35 @@ impl Geometry {
             && self.head_dim % 64 == 0
             && self.head_dim <= 256
     }
+
+    /// Warps of a block that attends together.
+    fn warps(&self) -> i32 {
+        (SHARED_NUMBERS_MAX / (self.heads / self.kv_heads * self.head_dim)).clamp(1, 8)
+    }
+
+    /// What stands before the kernels' sources.
+    fn settings(&self) -> String {
+        let Self { heads, kv_heads, head_dim, dtype, traditional, normed } = *self;
+        let bfloat16 = dtype == Dtype::Bfloat16;
+        let element = if bfloat16 { "__nv_bfloat16" } else { "__half" };
+        format!(
+            "using T = {element};\n\
+             constexpr bool BFLOAT16 = {bfloat16}, TRADITIONAL = {traditional}, NORMED = {normed};\n\
+             constexpr int HEADS = {heads}, KV_HEADS = {kv_heads}, HEAD_DIM = {head_dim};\n\
+             constexpr int SPLIT = {SPLIT}, WARPS = {};\n",
+            self.warps()
+        )
+    }
+}
+
+/// A thread for each of `threads`.
+fn blocks_of(threads: i64) -> Result<Launch, EngineError> {
+    const THREADS: i64 = 256;
+    let blocks = (threads + THREADS - 1) / THREADS;
+    if i32::try_from(blocks * THREADS).is_err() {
+        return Err(EngineError::Mlx(format!("{threads} threads are more than one launch takes; take fewer rows at once")));
+    }
+    Ok(Launch { blocks: [blocks as i32, 1, 1], threads: THREADS as i32 })
 }
 
 /// A layer's own part in the kernels.
@@ -85,7 +118,6 @@ pub struct Kernels {
     gate: CudaKernel,
     copy_prefix: CudaKernel,
     geometry: Geometry,
-    warps: i32,
     intermediate: i32,
 }
 
@@ -107,16 +139,8 @@ impl Kernels {
         if !geometry.is_supported() || intermediate % 8 != 0 || !ffi::cuda_available() {
             return Ok(None);
         }
-        let Geometry { heads, kv_heads, head_dim, dtype, traditional, normed } = geometry;
-        let warps = (SHARED_NUMBERS_MAX / (heads / kv_heads * head_dim)).clamp(1, 8);
-        let bfloat16 = dtype == Dtype::Bfloat16;
-        let element = if bfloat16 { "__nv_bfloat16" } else { "__half" };
-        let settings = format!(
-            "using T = {element};\n\
-             constexpr bool BFLOAT16 = {bfloat16}, TRADITIONAL = {traditional}, NORMED = {normed}, GELU = {gelu};\n\
-             constexpr int HEADS = {heads}, KV_HEADS = {kv_heads}, HEAD_DIM = {head_dim};\n\
-             constexpr int SPLIT = {SPLIT}, WARPS = {warps}, INTERMEDIATE = {intermediate};\n"
-        );
+        let settings =
+            geometry.settings() + &format!("constexpr bool GELU = {gelu};\nconstexpr int INTERMEDIATE = {intermediate};\n");
         let header = settings.clone() + include_str!("attention.cuh");
         let kernel = CudaKernel::new;
         Ok(Some(Self {
@@ -150,7 +174,6 @@ impl Kernels {
             )?,
             gate: kernel("gate", &[c"gate_up"], &[c"out"], include_str!("gate.cu"), &settings)?,
             geometry,
-            warps,
             intermediate,
         }))
     }
@@ -226,7 +249,7 @@ impl Kernels {
             let out = self.attend_rows.apply(
                 &[qkv, of_rows, constants, q_norm, k_norm, keys, values, cache.counters()],
                 &[(&[rows, width], dtype), (&parts, Dtype::Float32)],
-                Launch { blocks: [kv_heads, rows, splits], threads: self.warps * 32 },
+                Launch { blocks: [kv_heads, rows, splits], threads: self.geometry.warps() * 32 },
             )?;
             attended.extend(out.into_iter().next());
         }
@@ -250,10 +273,8 @@ impl Kernels {
 
     /// (N, 2 × intermediate), gates and then ups -> (N, intermediate)
     pub fn gate(&self, gate_up: &Array) -> Result<Array, EngineError> {
-        const THREADS: i32 = 256;
         let rows = gate_up.dim(0);
-        let eights = rows * (self.intermediate / 8);
-        let launch = Launch { blocks: [(eights + THREADS - 1) / THREADS, 1, 1], threads: THREADS };
+        let launch = blocks_of(i64::from(rows) * i64::from(self.intermediate / 8))?;
         Ok(self.gate.apply(&[gate_up], &[(&[rows, self.intermediate], self.geometry.dtype)], launch)?.remove(0))
     }
 }

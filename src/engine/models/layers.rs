@@ -70,18 +70,26 @@ impl Linear {
         }
     }
 
-    /// One product whose outputs are those of `parts` one after the other; none where they are stored in different ways.
+    /// One product whose outputs are those of `parts` one after the other; none where they are stored in different ways. A part
+    /// without a bias adds 0 beside those that have one.
     pub fn merged(parts: &[&Self]) -> Result<Option<Self>, WeightError> {
         let stacked = |arrays: Vec<&Array>| -> Result<Array, WeightError> {
             let stacked = ops::concatenate(&arrays, 0)?;
             stacked.eval()?;
             Ok(stacked)
         };
-        let biases: Vec<&Array> = parts.iter().filter_map(|part| part.bias()).collect();
-        if !biases.is_empty() && biases.len() != parts.len() {
-            return Ok(None);
-        }
-        let bias = if biases.is_empty() { None } else { Some(stacked(biases)?) };
+        let bias = match parts.iter().find_map(|part| part.bias()) {
+            None => None,
+            Some(first) => {
+                let biases = parts.iter().map(|part| match (part.bias(), part.outputs()) {
+                    (Some(bias), _) => Ok(Some(bias.clone())),
+                    (None, Some(outputs)) => Ok(Some(ops::zeros_dtype(&[outputs], first.dtype())?)),
+                    (None, None) => Ok(None),
+                });
+                let Some(biases) = biases.collect::<Result<Option<Vec<_>>, WeightError>>()? else { return Ok(None) };
+                Some(stacked(biases.iter().collect())?)
+            }
+        };
         let dense: Vec<Array> =
             parts.iter().filter_map(|part| if let Self::Dense { weight, .. } = part { Some(weight.t()) } else { None }).collect();
         if dense.len() == parts.len() {
@@ -102,6 +110,15 @@ impl Linear {
         let Some((group_size, bits)) = kind else { return Ok(None) };
         let (weight, scales, biases) = (stacked(weights)?, stacked(scales)?, stacked(offsets)?);
         Ok(Some(Self::Quantized { weight, scales, biases, group_size, bits, bias }))
+    }
+
+    /// None of a matrix that MLX does not hold.
+    fn outputs(&self) -> Option<i32> {
+        match self {
+            Self::Dense { weight, .. } => Some(weight.dim(1)),
+            Self::Quantized { weight, .. } => Some(weight.dim(0)),
+            Self::Host { .. } => None,
+        }
     }
 
     fn bias(&self) -> Option<&Array> {

@@ -1,5 +1,6 @@
 //! One file a family, named as config.json's `model_type`.
 
+mod ahead;
 mod decoder;
 mod gemma3_text;
 mod host_decoder;
@@ -26,6 +27,7 @@ use serde_json::Value;
 use super::{
     EngineError,
     cache::{Cache, CrossLayout, LayerLayout, Step},
+    ffi,
     weights::{Loader, WeightError},
 };
 
@@ -91,8 +93,30 @@ pub trait Encoder {
     /// Keys and values of the decoder's layer `layer`: (B, tokens, hidden) -> (B, heads, tokens, head_dim) each.
     fn cross(&self, layer: usize, encoded: &Array) -> Result<(Array, Array), EngineError>;
 
+    /// Keeps what every layer of the decoder attends to of the inputs `encoded` (B, tokens, hidden), one in each of `slots`, in
+    /// ascending order. A step's writes must all be built before its reads.
+    fn hear(&self, encoded: &Array, slots: &[i32], cache: &mut Cache) -> Result<(), EngineError>;
+
     /// Bytes of scratch that encoding `rows` inputs at once takes, with activations of `dtype_bytes`.
     fn encode_bytes(&self, rows: u64, dtype_bytes: u64) -> u64;
+}
+
+/// [`Encoder::hear`] by [`Cache::store_cross`].
+fn hear_plainly(encoder: &dyn Encoder, encoded: &Array, slots: &[i32], cache: &mut Cache) -> Result<(), EngineError> {
+    for layer in 0..encoder.cross_layout().layers {
+        let (keys, values) = encoder.cross(layer, encoded)?;
+        for (row, &slot) in slots.iter().enumerate() {
+            cache.store_cross(layer, slot, &row_of(&keys, row as i32)?, &row_of(&values, row as i32)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Row `row` of (B, …) as (1, …).
+fn row_of(array: &Array, row: i32) -> Result<Array, EngineError> {
+    let (mut start, mut end) = (vec![0; array.ndim()], array.shape().to_vec());
+    (start[0], end[0]) = (row, row + 1);
+    ffi::slice(array, &start, &end)
 }
 
 /// Builds the family that `model_type` names.

@@ -60,18 +60,20 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
         .with_context(|| format!("failed to load {}", args.model))?;
     workload::check(&workload, engine.vocabulary())?;
     let defaults = engine.prefill_defaults();
+    let kv_bytes_max = match args.kv_budget {
+        KvBudget::Auto => engine.kv_bytes_auto(),
+        KvBudget::Bytes(bytes) => bytes,
+    };
+    // Every row is greedy.
+    let price = engine.price_of(true);
     let limits = Limits {
         rows: 1,
-        prefill_chunk: args.prefill_chunk.unwrap_or(defaults.chunk),
+        prefill_chunk: args.prefill_chunk.unwrap_or_else(|| price.prefill_chunk_within(defaults.chunk, kv_bytes_max)),
         prompt_concurrency: args.prompt_concurrency.unwrap_or(defaults.concurrency),
         prefix_tokens_min: (!args.no_prefix_cache).then_some(PREFIX_TOKENS_MIN),
         span_tokens_max: 0,
-        kv_bytes_max: match args.kv_budget {
-            KvBudget::Auto => engine.kv_bytes_auto(),
-            KvBudget::Bytes(bytes) => bytes,
-        },
-        // Every row is greedy.
-        price: engine.price_of(true),
+        kv_bytes_max,
+        price,
         context_length: files.context_length().unwrap_or(u32::MAX),
     };
     let requests = requests(&workload, args.order);

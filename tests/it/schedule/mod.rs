@@ -24,6 +24,7 @@ fn price(slot_tokens_step: u32) -> Price {
         slot_tokens_step,
         prefill_bytes_per_token: 1,
         prefill_bytes_per_pair: 0,
+        padding_tokens: 0,
         decode_bytes_per_slot: 0,
         encode_bytes: 0,
         prefixes: true,

@@ -28,29 +28,31 @@ struct Job {
 }
 
 fn job() -> impl Strategy<Value = Job> {
-    let price = (1..4u64, vec((1..32u32, 1..4u64), 0..3), 0..8u64, 1..9u32, 0..3u64, 0..2u64, 0..6u64, 0..60u64, 0..9u8).prop_map(
-        |(
-            full_bytes_per_token,
-            windows,
-            fixed_bytes_per_slot,
-            slot_tokens_step,
-            prefill_bytes_per_token,
-            prefill_bytes_per_pair,
-            decode_bytes_per_slot,
-            encode_bytes,
-            prefixes,
-        )| Price {
-            full_bytes_per_token,
-            windows,
-            fixed_bytes_per_slot,
-            slot_tokens_step,
-            prefill_bytes_per_token,
-            prefill_bytes_per_pair,
-            decode_bytes_per_slot,
-            encode_bytes,
-            prefixes: prefixes > 0,
-        },
-    );
+    let price = (1..4u64, vec((1..32u32, 1..4u64), 0..3), 0..8u64, 1..9u32, 0..3u64, 0..2u64, (0..5u32, 0..6u64), 0..60u64, 0..9u8)
+        .prop_map(
+            |(
+                full_bytes_per_token,
+                windows,
+                fixed_bytes_per_slot,
+                slot_tokens_step,
+                prefill_bytes_per_token,
+                prefill_bytes_per_pair,
+                (padding_tokens, decode_bytes_per_slot),
+                encode_bytes,
+                prefixes,
+            )| Price {
+                full_bytes_per_token,
+                windows,
+                fixed_bytes_per_slot,
+                slot_tokens_step,
+                prefill_bytes_per_token,
+                prefill_bytes_per_pair,
+                padding_tokens,
+                decode_bytes_per_slot,
+                encode_bytes,
+                prefixes: prefixes > 0,
+            },
+        );
     let prefix_tokens_min = select(vec![None, Some(0), Some(1), Some(3), Some(8)]);
     let span_tokens_max = select(vec![0, 4, 14]);
     let limits = (1..20u32, 1..12u32, 1..6u32, 100..4000u64, price, 30..60u32, prefix_tokens_min, span_tokens_max).prop_map(

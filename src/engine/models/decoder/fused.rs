@@ -1,7 +1,5 @@
 //! The decoder's forward pass by the kernels of [`cuda`](crate::engine::cuda): eight operations a layer rather than twenty.
 
-use std::collections::VecDeque;
-
 use mlx_rs::{Array, transforms};
 
 use super::{Decoder, Layer, Qkv, add_normed};
@@ -10,14 +8,12 @@ use crate::engine::{
     cache::{Cache, Step},
     cuda::{Geometry, Kernels, Places, Rotary},
     host::RotationKind,
-    models::{Linear, RmsNorm, Scratch, layers::Activation},
+    models::{
+        Linear, RmsNorm, Scratch,
+        ahead::{Ahead, LAYERS_HELD, TOKENS_MIN},
+        layers::Activation,
+    },
 };
-
-/// Tokens of a pass from which on its layers are handed to the device one by one, and the host waits before it is too far ahead:
-/// what a layer computes is held until the device is through with it, and for prompts that is much.
-const AHEAD_TOKENS: i32 = 512;
-/// Layers that the host may be ahead then.
-const AHEAD_LAYERS: usize = 2;
 
 /// See the [module](self).
 pub struct Fused {
@@ -73,18 +69,10 @@ impl Fused {
         }
         let places = self.kernels.places(step);
         let mut hidden = hidden.clone();
-        let mut ahead = VecDeque::new();
+        let mut ahead = Ahead::new(TOKENS_MIN);
         for (index, (layer, rotary)) in decoder.layers.iter().zip(&self.rotaries).enumerate() {
             hidden = self.layer(layer, rotary, index, &hidden, step, &places, cache)?;
-            if hidden.dim(0) >= AHEAD_TOKENS {
-                transforms::async_eval([&hidden])?;
-                ahead.push_back(hidden.clone());
-                if ahead.len() > AHEAD_LAYERS
-                    && let Some(done) = ahead.pop_front()
-                {
-                    step.wait_for(&done)?;
-                }
-            }
+            ahead.hand_over(&hidden, |done| step.wait_for(done))?;
         }
         Ok(Some(hidden))
     }
@@ -95,7 +83,7 @@ impl Fused {
         // Two norms, two sums; projections, turned queries, attention and its assembly; gate, up and their product.
         let layer = 4 * hidden + 4 * queries + 2 * keys + 3 * intermediate;
         // What the host is ahead, and what it is at.
-        let prefill = (AHEAD_LAYERS as u64 + 1) * layer;
+        let prefill = LAYERS_HELD * layer;
         // One step computed, one launched behind it.
         let decode = 2 * layers as u64 * (layer - 2 * queries);
         Scratch {

@@ -80,7 +80,7 @@ const DECODED: u32 = 10;
 const COPIED: u32 = 600;
 
 /// Logits of every row's last prompt token and of the steps behind it, rows joining one after the other.
-fn logits(model: &dyn Model, dtype: Dtype, slot_tokens: i32) -> Vec<Vec<f32>> {
+fn logits(model: &dyn Model, dtype: Dtype, slot_tokens: i32, copied_from: i32) -> Vec<Vec<f32>> {
     let token = |slot: u32, position: u32| (slot * 7919 + position * 104_729 + position * position * 31) % model.vocabulary();
     let mut cache = Cache::new(model.cache_layout(), dtype, 64).unwrap();
     cache.resize(7, slot_tokens).unwrap();
@@ -101,7 +101,7 @@ fn logits(model: &dyn Model, dtype: Dtype, slot_tokens: i32) -> Vec<Vec<f32>> {
         joined.sort_unstable();
     }
     // Two more rows begin with what one has computed.
-    model.copy_prefix(&mut cache, 1, &[2, 5], COPIED as i32).unwrap();
+    model.copy_prefix(&mut cache, copied_from, &[2, 5], COPIED as i32).unwrap();
     joined.extend([(2, COPIED), (5, COPIED)]);
     joined.sort_unstable();
     for _ in 0..DECODED {
@@ -152,13 +152,15 @@ fn kernels_agree_with_the_plain_operations() {
             let policy = Policy { dtype: Some(dtype), dequantize: false, merge, host: false };
             load(&config, Loader::open(&[folder.path().join("model.safetensors")], &config, policy).unwrap()).unwrap()
         };
-        let reference = logits(&*open(Dtype::Float32, false), Dtype::Float32, 1600);
+        let reference = logits(&*open(Dtype::Float32, false), Dtype::Float32, 1600, 1);
         for dtype in [Dtype::Bfloat16, Dtype::Float16] {
-            let plain = error(&logits(&*open(dtype, false), dtype, 1600), &reference);
-            let fused = error(&logits(&*open(dtype, true), dtype, 1600), &reference);
+            let plain = error(&logits(&*open(dtype, false), dtype, 1600, 1), &reference);
+            let fused = error(&logits(&*open(dtype, true), dtype, 1600, 1), &reference);
             println!("{} {}: {dtype:?} plain {plain:.2e}, kernels {fused:.2e}", config["model_type"], config["head_dim"]);
+            let fault = error(&logits(&*open(dtype, true), dtype, 1600, 6), &reference);
+            assert!(fault > 0.1, "{config}: a prefix copied from another row does not show: {fault:e}");
             assert!(plain < 0.1 && fused <= plain * 1.2, "{config}: {dtype:?}: {fused:e} away, the plain operations {plain:e}");
-            let shifted = logits(&*open(dtype, true), dtype, 1599);
+            let shifted = logits(&*open(dtype, true), dtype, 1599, 1);
             assert_eq!(error(&shifted, &reference), fused, "how long slots are changes nothing");
         }
     }

@@ -3,12 +3,18 @@
 //! Sources: arXiv:2212.04356; openai/whisper `whisper/model.py`; mlx-examples `whisper/mlx_whisper/whisper.py`; transformers
 //! `modeling_whisper.py`.
 
+mod fused;
+#[cfg(test)]
+mod fused_tests;
+
 use mlx_rs::{Array, Device, DeviceType, Dtype, fast, ops, transforms};
 use serde::Deserialize;
 use serde_json::Value;
 
+use fused::Fused;
+
 use super::{
-    Embedding, Encoder, LayerNorm, Linear, Model, Scratch,
+    Embedding, Encoder, LayerNorm, Linear, Model, Scratch, hear_plainly,
     layers::{gelu, split_heads},
     parse,
 };
@@ -55,6 +61,7 @@ pub struct Whisper {
     embed_positions: Array,
     layers: Vec<DecoderLayer>,
     layer_norm: LayerNorm,
+    fused: Option<Fused>,
 }
 
 impl Model for Whisper {
@@ -66,6 +73,9 @@ impl Model for Whisper {
     fn forward(&self, tokens: &Array, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
         let positions = self.embed_positions.take_axis(step.positions(), 0)?;
         let mut hidden = self.embed_tokens.forward(tokens)?.add(positions)?;
+        if let Some(fused) = &self.fused {
+            return fused.forward(self, &hidden, step, cache);
+        }
         for (index, layer) in self.layers.iter().enumerate() {
             hidden = layer.forward(&hidden, index, step, cache)?;
         }
@@ -81,6 +91,9 @@ impl Model for Whisper {
     }
 
     fn scratch(&self, dtype_bytes: u64) -> Scratch {
+        if let Some(fused) = &self.fused {
+            return fused.scratch(&self.config, dtype_bytes);
+        }
         Scratch {
             prefill_bytes_per_token: dtype_bytes * (12 * self.config.d_model + 3 * self.config.decoder_ffn_dim()) as u64,
             // Scores and their softmax.
@@ -88,6 +101,10 @@ impl Model for Whisper {
             bytes_per_slot: 0,
             decode_bytes_per_slot: 0,
         }
+    }
+
+    fn pads(&self) -> bool {
+        self.fused.is_some()
     }
 
     fn shares_prefixes(&self) -> bool {
@@ -122,20 +139,33 @@ impl Encoder for Whisper {
                 features.shape()
             )));
         }
-        self.encoder.forward(features)
+        match &self.fused {
+            Some(fused) => fused.encode(&self.encoder, features),
+            None => self.encoder.forward(features),
+        }
     }
 
     fn cross(&self, layer: usize, encoded: &Array) -> Result<(Array, Array), EngineError> {
         let Some(layer) = self.layers.get(layer) else {
             return Err(EngineError::Mlx(format!("there is no layer {layer} among {}", self.layers.len())));
         };
-        let attention = &layer.encoder_attn;
-        let split = |projected: Array| heads_first(&projected, attention.heads);
-        Ok((split(attention.k_proj.forward(encoded)?)?, split(attention.v_proj.forward(encoded)?)?))
+        let CrossAttention { kv, heads, .. } = &layer.encoder_attn;
+        let [keys, values] = kv.forward(encoded)?;
+        Ok((heads_first(&keys, *heads)?, heads_first(&values, *heads)?))
+    }
+
+    fn hear(&self, encoded: &Array, slots: &[i32], cache: &mut Cache) -> Result<(), EngineError> {
+        match &self.fused {
+            Some(fused) => fused.hear(&self.layers, encoded, slots, cache),
+            None => hear_plainly(self, encoded, slots, cache),
+        }
     }
 
     fn encode_bytes(&self, rows: u64, dtype_bytes: u64) -> u64 {
         let config = &self.config;
+        if self.fused.is_some() {
+            return Fused::encode_bytes(config, rows, dtype_bytes);
+        }
         let (hidden, ffn) = (config.d_model as u64, config.encoder_ffn_dim() as u64);
         let (tokens, heads) = (config.max_source_positions as u64, config.encoder_attention_heads as u64);
         // Features and what both convolutions unfold and give; or a layer's hidden states and its widest ones, with what comes of
@@ -211,7 +241,7 @@ impl AudioEncoder {
 
 struct EncoderLayer {
     self_attn_layer_norm: LayerNorm,
-    self_attn: Attention,
+    self_attn: SelfAttention,
     final_layer_norm: LayerNorm,
     mlp: Mlp,
 }
@@ -225,9 +255,9 @@ impl EncoderLayer {
 
 struct DecoderLayer {
     self_attn_layer_norm: LayerNorm,
-    self_attn: Attention,
+    self_attn: SelfAttention,
     encoder_attn_layer_norm: LayerNorm,
-    encoder_attn: Attention,
+    encoder_attn: CrossAttention,
     final_layer_norm: LayerNorm,
     mlp: Mlp,
 }
@@ -235,34 +265,75 @@ struct DecoderLayer {
 impl DecoderLayer {
     fn forward(&self, x: &Array, index: usize, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
         let hidden = x.add(self.self_attn.forward(&self.self_attn_layer_norm.forward(x)?, index, step, cache)?)?;
-        let heard = self.encoder_attn.forward_cross(&self.encoder_attn_layer_norm.forward(&hidden)?, index, step, cache)?;
+        let heard = self.encoder_attn.forward(&self.encoder_attn_layer_norm.forward(&hidden)?, index, step, cache)?;
         let hidden = hidden.add(heard)?;
         Ok(hidden.add(self.mlp.forward(&self.final_layer_norm.forward(&hidden)?, Elementwise::Mlx)?)?)
     }
 }
 
-struct Attention {
-    q_proj: Linear,
-    /// Without a bias, alone among the four.
-    k_proj: Linear,
-    v_proj: Linear,
+/// Products over one input: one where a device gains from fewer and wider ones.
+enum Projections<const COUNT: usize> {
+    Merged(Linear),
+    Separate([Linear; COUNT]),
+}
+
+impl<const COUNT: usize> Projections<COUNT> {
+    fn new(parts: [Linear; COUNT], merge: bool) -> Result<Self, WeightError> {
+        let merged = if merge { Linear::merged(&parts.each_ref())? } else { None };
+        Ok(merged.map_or(Self::Separate(parts), Self::Merged))
+    }
+
+    /// (…, hidden) -> (…, width) each
+    fn forward(&self, x: &Array) -> Result<[Array; COUNT], EngineError> {
+        let all = match self {
+            Self::Separate(parts) => parts.iter().map(|part| part.forward(x)).collect::<Result<Vec<_>, _>>()?,
+            Self::Merged(linear) => {
+                let all = linear.forward(x)?;
+                let (mut start, mut end) = (vec![0; all.ndim()], all.shape().to_vec());
+                let (last, width) = (all.ndim() - 1, all.dim(-1) / COUNT as i32);
+                let part = |index: i32| {
+                    (start[last], end[last]) = (index * width, (index + 1) * width);
+                    ffi::slice(&all, &start, &end)
+                };
+                (0..COUNT as i32).map(part).collect::<Result<Vec<_>, _>>()?
+            }
+        };
+        all.try_into().map_err(|_| EngineError::Mlx("a product has another number of parts".into()))
+    }
+
+    fn merged(&self) -> Option<&Linear> {
+        if let Self::Merged(linear) = self { Some(linear) } else { None }
+    }
+}
+
+struct SelfAttention {
+    qkv: Projections<3>,
     out_proj: Linear,
     heads: i32,
     head_dim: i32,
 }
 
-impl Attention {
-    fn scale(&self) -> f32 {
-        (self.head_dim as f32).powf(-0.5)
-    }
+struct CrossAttention {
+    q_proj: Linear,
+    /// Of what the encoder gives.
+    kv: Projections<2>,
+    out_proj: Linear,
+    heads: i32,
+    head_dim: i32,
+}
 
+fn scale(head_dim: i32) -> f32 {
+    (head_dim as f32).powf(-0.5)
+}
+
+impl SelfAttention {
     /// The encoder's: every token sees every token, (B, T, hidden) -> (B, T, hidden).
     fn forward_all(&self, x: &Array, elementwise: Elementwise) -> Result<Array, EngineError> {
-        let (queries, keys, values) = (self.q_proj.forward(x)?, self.k_proj.forward(x)?, self.v_proj.forward(x)?);
+        let [queries, keys, values] = self.qkv.forward(x)?;
         let attended = match elementwise {
             Elementwise::Mlx => {
                 let [queries, keys, values] = [queries, keys, values].map(|projected| heads_first(&projected, self.heads));
-                let attended = fast::scaled_dot_product_attention(queries?, keys?, values?, self.scale(), None, None)?;
+                let attended = fast::scaled_dot_product_attention(queries?, keys?, values?, scale(self.head_dim), None, None)?;
                 // (B, heads, T, D) -> (B, T, heads × D)
                 attended.transpose_axes(&[0, 2, 1, 3])?.reshape(x.shape())?
             }
@@ -274,7 +345,7 @@ impl Attention {
     /// One input and one head at a time, so that the scores of no more than one are there at once.
     fn attend_on_host(&self, queries: &Array, keys: &Array, values: &Array) -> Result<Array, EngineError> {
         let (batch, tokens) = (queries.dim(0), queries.dim(1));
-        let queries = queries.multiply(Array::from_f32(self.scale()))?;
+        let queries = queries.multiply(Array::from_f32(scale(self.head_dim)))?;
         transforms::eval([&queries, keys, values])?;
         let mut attended = Vec::with_capacity(batch as usize);
         for row in 0..batch {
@@ -298,14 +369,15 @@ impl Attention {
 
     fn forward(&self, x: &Array, layer: usize, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
         let split = |projected: Array| split_heads(&projected, self.heads, self.head_dim);
-        let queries = split(self.q_proj.forward(x)?)?;
-        let (keys, values) = (split(self.k_proj.forward(x)?)?, split(self.v_proj.forward(x)?)?);
-        self.out_proj.forward(&cache.attend(layer, &queries, &keys, &values, self.scale(), step)?)
+        let [queries, keys, values] = self.qkv.forward(x)?.map(split);
+        self.out_proj.forward(&cache.attend(layer, &queries?, &keys?, &values?, scale(self.head_dim), step)?)
     }
+}
 
-    fn forward_cross(&self, x: &Array, layer: usize, step: &Step, cache: &Cache) -> Result<Array, EngineError> {
+impl CrossAttention {
+    fn forward(&self, x: &Array, layer: usize, step: &Step, cache: &Cache) -> Result<Array, EngineError> {
         let queries = split_heads(&self.q_proj.forward(x)?, self.heads, self.head_dim)?;
-        self.out_proj.forward(&cache.attend_cross(layer, &queries, self.scale(), step)?)
+        self.out_proj.forward(&cache.attend_cross(layer, &queries, scale(self.head_dim), step)?)
     }
 }
 
@@ -383,16 +455,22 @@ fn sinusoids(length: i32, channels: i32) -> Result<Array, WeightError> {
     Ok(ops::concatenate(&[ops::sin(&angles)?, ops::cos(&angles)?], 1)?)
 }
 
-fn attention(loader: &mut Loader, module: &str, hidden: i32, heads: i32) -> Result<Attention, WeightError> {
+/// Queries, keys, which alone have no bias, values, and what is behind attention.
+fn projections(loader: &mut Loader, module: &str, hidden: i32) -> Result<[Linear; 4], WeightError> {
     let mut linear = |name: &str, bias: bool| loader.linear(&format!("{module}.{name}"), hidden, hidden, bias);
-    Ok(Attention {
-        q_proj: linear("q_proj", true)?,
-        k_proj: linear("k_proj", false)?,
-        v_proj: linear("v_proj", true)?,
-        out_proj: linear("out_proj", true)?,
-        heads,
-        head_dim: hidden / heads,
-    })
+    Ok([linear("q_proj", true)?, linear("k_proj", false)?, linear("v_proj", true)?, linear("out_proj", true)?])
+}
+
+fn self_attention(loader: &mut Loader, module: &str, hidden: i32, heads: i32) -> Result<SelfAttention, WeightError> {
+    let [q_proj, k_proj, v_proj, out_proj] = projections(loader, module, hidden)?;
+    let qkv = Projections::new([q_proj, k_proj, v_proj], loader.merges())?;
+    Ok(SelfAttention { qkv, out_proj, heads, head_dim: hidden / heads })
+}
+
+fn cross_attention(loader: &mut Loader, module: &str, hidden: i32, heads: i32) -> Result<CrossAttention, WeightError> {
+    let [q_proj, k_proj, v_proj, out_proj] = projections(loader, module, hidden)?;
+    let kv = Projections::new([k_proj, v_proj], loader.merges())?;
+    Ok(CrossAttention { q_proj, kv, out_proj, heads, head_dim: hidden / heads })
 }
 
 fn mlp(loader: &mut Loader, module: &str, hidden: i32, ffn: i32) -> Result<Mlp, WeightError> {
@@ -419,7 +497,7 @@ fn encoder(loader: &mut Loader, config: &Config) -> Result<AudioEncoder, WeightE
         let module = format!("model.encoder.layers.{index}");
         layers.push(EncoderLayer {
             self_attn_layer_norm: loader.layer_norm(&format!("{module}.self_attn_layer_norm"), hidden, LAYER_NORM_EPS)?,
-            self_attn: attention(loader, &format!("{module}.self_attn"), hidden, config.encoder_attention_heads)?,
+            self_attn: self_attention(loader, &format!("{module}.self_attn"), hidden, config.encoder_attention_heads)?,
             final_layer_norm: loader.layer_norm(&format!("{module}.final_layer_norm"), hidden, LAYER_NORM_EPS)?,
             mlp: mlp(loader, &module, hidden, config.encoder_ffn_dim())?,
         });
@@ -444,14 +522,19 @@ pub fn load(config: &Value, mut loader: Loader) -> Result<Whisper, WeightError> 
         let heads = config.decoder_attention_heads;
         layers.push(DecoderLayer {
             self_attn_layer_norm: loader.layer_norm(&format!("{module}.self_attn_layer_norm"), hidden, LAYER_NORM_EPS)?,
-            self_attn: attention(&mut loader, &format!("{module}.self_attn"), hidden, heads)?,
+            self_attn: self_attention(&mut loader, &format!("{module}.self_attn"), hidden, heads)?,
             encoder_attn_layer_norm: loader.layer_norm(&format!("{module}.encoder_attn_layer_norm"), hidden, LAYER_NORM_EPS)?,
-            encoder_attn: attention(&mut loader, &format!("{module}.encoder_attn"), hidden, heads)?,
+            encoder_attn: cross_attention(&mut loader, &format!("{module}.encoder_attn"), hidden, heads)?,
             final_layer_norm: loader.layer_norm(&format!("{module}.final_layer_norm"), hidden, LAYER_NORM_EPS)?,
             mlp: mlp(&mut loader, &module, hidden, config.decoder_ffn_dim())?,
         });
     }
     let layer_norm = loader.layer_norm("model.decoder.layer_norm", hidden, LAYER_NORM_EPS)?;
+    let merges = loader.merges();
     loader.finish()?;
-    Ok(Whisper { config, encoder, embed_tokens, embed_positions, layers, layer_norm })
+    let mut whisper = Whisper { config, encoder, embed_tokens, embed_positions, layers, layer_norm, fused: None };
+    if merges {
+        whisper.fused = Fused::new(&whisper).map_err(|error| WeightError::Mlx(error.to_string()))?;
+    }
+    Ok(whisper)
 }
