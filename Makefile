@@ -35,10 +35,11 @@ test-models: setup fixtures ## all tests, with SmolLM2, Whisper tiny.en and base
 	@fixtures/fetch_speech.sh || echo "test-models: going on without; tests that need it are skipped by name" >&2
 	MLXBATCH_MODELS=$(MODELS) MLXBATCH_FIXTURES=$(FIXTURES) MLXBATCH_PYTHON=$(PYTHON) $(TEST_ALL)
 
-goldens: fixtures smollm2 whisper ## have mlx-lm and mlx-whisper compute goldens/ again; review the difference like code
+goldens: fixtures smollm2 whisper ## have mlx-lm, mlx-vlm and mlx-whisper compute goldens/ again; review the difference like code
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES) goldens/models
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES)/gguf goldens/gguf
 	$(PYTHON) fixtures/make_whisper_goldens.py $(FIXTURES)/speech goldens/whisper
+	$(PYTHON) fixtures/make_gemma4_goldens.py $(FIXTURES)/gemma4 goldens/gemma4
 	$(PYTHON) fixtures/whisper_golden.py $(MODELS)/whisper-tiny.en goldens/whisper-tiny.en.json
 	$(PYTHON) fixtures/smollm2_golden.py $(MODELS)/smollm2/dense goldens/smollm2-greedy.json
 	python3 -m pip download -q --disable-pip-version-check --no-deps -d $(FIXTURES)/wheels mlx-whisper==0.4.3 mlx-vlm==0.7.6
@@ -46,6 +47,7 @@ goldens: fixtures smollm2 whisper ## have mlx-lm and mlx-whisper compute goldens
 	@fixtures/fetch_speech.sh
 	LD_PRELOAD=$(wildcard .mlx/mlx/lib/libmlxblas.so) $(PYTHON) fixtures/transcripts_golden.py $(MODELS) goldens/transcripts.json # with its own products MLX takes a quarter of an hour
 	$(PYTHON) fixtures/planted_faults.py $(FIXTURES) goldens/models
+	$(PYTHON) fixtures/gemma4_planted_faults.py $(FIXTURES)/gemma4 goldens/gemma4
 
 bench: release smollm2 ## tokens a second beside mlx-lm's, and a million rows without a model; takes a quarter of an hour
 	$(PYTHON) tests/bench_generate.py target/release/mlxbatch $(SMOLLM2) $(MODELS)/smollm2
