@@ -5,6 +5,7 @@ mod gemma3_text;
 mod host_decoder;
 mod layers;
 mod llama;
+mod quantized;
 mod qwen2;
 mod qwen3;
 mod rope;
@@ -18,6 +19,7 @@ mod prefix_test;
 mod whisper_golden_test;
 
 pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
+pub use quantized::{Mode, Quantized, QuantizedMatrix};
 
 use mlx_rs::Array;
 use serde::de::DeserializeOwned;
