@@ -167,10 +167,8 @@ pub fn quantized_matmul(x: &Array, matrix: PackedMatrix<'_>) -> Result<Array, En
 pub fn dequantize(matrix: PackedMatrix<'_>, dtype: Option<Dtype>) -> Result<Array, EngineError> {
     let PackedMatrix { weight, scales, biases, packing: Packing { group_size, bits, mode } } = matrix;
     let stream = Stream::thread_local_or_default();
-    let dtype = mlx_sys::mlx_optional_dtype {
-        value: dtype.unwrap_or(Dtype::Float32) as mlx_sys::mlx_dtype,
-        has_value: dtype.is_some(),
-    };
+    let dtype =
+        mlx_sys::mlx_optional_dtype { value: dtype.unwrap_or(Dtype::Float32) as mlx_sys::mlx_dtype, has_value: dtype.is_some() };
     // SAFETY: as in `quantized_matmul`.
     unsafe {
         let mut result = mlx_sys::mlx_array_new();
@@ -191,12 +189,7 @@ pub fn dequantize(matrix: PackedMatrix<'_>, dtype: Option<Dtype>) -> Result<Arra
 }
 
 /// `x[i] @ weight[experts[i]]ᵀ` for each i; `sorted` where `experts` ascend, which MLX is faster with.
-pub fn gather_quantized_matmul(
-    x: &Array,
-    matrix: PackedMatrix<'_>,
-    experts: &Array,
-    sorted: bool,
-) -> Result<Array, EngineError> {
+pub fn gather_quantized_matmul(x: &Array, matrix: PackedMatrix<'_>, experts: &Array, sorted: bool) -> Result<Array, EngineError> {
     let PackedMatrix { weight, scales, biases, packing: Packing { group_size, bits, mode } } = matrix;
     let stream = Stream::thread_local_or_default();
     // SAFETY: as in `quantized_matmul`.

@@ -12,10 +12,19 @@ use crate::engine::{
 /// `x @ weightᵀ + bias`, (…, in) -> (…, out).
 pub enum Linear {
     /// `weight` is held transposed, (in, out).
-    Dense { weight: Array, bias: Option<Array> },
-    Quantized { matrix: QuantizedMatrix, bias: Option<Array> },
+    Dense {
+        weight: Array,
+        bias: Option<Array>,
+    },
+    Quantized {
+        matrix: QuantizedMatrix,
+        bias: Option<Array>,
+    },
     /// Packed for this machine's cores, as float32 results.
-    Host { matrix: HostMatrix, bias: Option<Array> },
+    Host {
+        matrix: HostMatrix,
+        bias: Option<Array>,
+    },
 }
 
 /// `x @ weightᵀ` in float32, computed before this returns.
