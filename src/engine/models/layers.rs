@@ -236,6 +236,13 @@ pub enum Activation {
     GeluTanh,
 }
 
+pub fn activated(activation: Activation, x: &Array) -> Result<Array, EngineError> {
+    match activation {
+        Activation::Silu => silu(x),
+        Activation::GeluTanh => gelu_tanh(x),
+    }
+}
+
 /// `down(activation(gate(x)) × up(x))` (arXiv:2002.05202).
 pub struct GatedMlp {
     pub(super) gate_up: GateUp,
@@ -285,10 +292,6 @@ impl GatedMlp {
                 (ffi::slice(&both, &[0, 0], &[rows, middle])?, ffi::slice(&both, &[0, middle], &[rows, 2 * middle])?)
             }
         };
-        let gate = match self.activation {
-            Activation::Silu => silu(&gate)?,
-            Activation::GeluTanh => gelu_tanh(&gate)?,
-        };
-        self.down_proj.forward(&gate.multiply(up)?)
+        self.down_proj.forward(&activated(self.activation, &gate)?.multiply(up)?)
     }
 }

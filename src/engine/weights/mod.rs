@@ -1,6 +1,7 @@
 //! Strict loading: every tensor a family asks for must be there in the right shape, and none may be left over. All problems are
 //! told at once.
 
+mod gemma4;
 mod gguf;
 mod npz;
 mod pack;
@@ -14,7 +15,7 @@ use thiserror::Error;
 
 use super::{
     host::HostMatrix,
-    models::{Embedding, LayerNorm, Linear, Mode, Quantized, QuantizedMatrix, RmsNorm},
+    models::{Embedding, ExpertLinear, LayerNorm, Linear, Mode, Quantized, QuantizedMatrix, RmsNorm},
     reason,
 };
 
@@ -86,7 +87,8 @@ impl Loader {
     pub fn open(files: &[PathBuf], config: &Value, policy: Policy) -> Result<Self, WeightError> {
         let mut tensors = BTreeMap::new();
         let mut problems = Vec::new();
-        for file in files {
+        let sidecar = if gemma4::is_one(config) { gemma4::sidecar(files) } else { None };
+        for file in files.iter().chain(&sidecar) {
             let read = |reason: String| WeightError::Read { path: file.clone(), reason };
             if file.extension().is_some_and(|extension| extension == "gguf") {
                 tensors.extend(gguf::read(file, config)?);
@@ -111,6 +113,10 @@ impl Loader {
             tensors = whisper::rename(tensors);
             quantization.overrides = whisper::rename(quantization.overrides);
         }
+        if gemma4::is_one(config) {
+            tensors = gemma4::rename(tensors);
+            quantization.overrides = gemma4::rename(quantization.overrides);
+        }
         Ok(Self { tensors, quantization, policy, problems })
     }
 
@@ -131,6 +137,11 @@ impl Loader {
     /// Drops a tensor that the model does not need.
     pub fn ignore(&mut self, name: &str) {
         self.tensors.remove(name);
+    }
+
+    /// Drops every tensor whose name is one that the model does not need.
+    pub fn ignore_where(&mut self, unneeded: impl Fn(&str) -> bool) {
+        self.tensors.retain(|name, _| !unneeded(name));
     }
 
     /// Plants a fault: nothing where there was something.
@@ -200,6 +211,22 @@ impl Loader {
             Matrix::Quantized(matrix) => Embedding::Quantized(matrix),
             Matrix::Host(matrix) => Embedding::Host(matrix),
         })
+    }
+
+    /// `module.weight` (experts, output, input), dense or quantized: a matrix for each expert.
+    pub fn experts(&mut self, module: &str, experts: i32, input: i32, output: i32) -> Result<ExpertLinear, WeightError> {
+        let shape = [experts, output, input];
+        let name = format!("{module}.weight");
+        let Some(scales) = self.tensors.remove(&format!("{module}.scales")) else {
+            return Ok(ExpertLinear::Dense(self.tensor(&name, &shape)?));
+        };
+        let Some(quantized) = self.quantized(module, &shape, scales)? else {
+            return Ok(ExpertLinear::Dense(ops::zeros::<f32>(&shape)?));
+        };
+        if self.policy.dequantize || self.policy.host {
+            return Ok(ExpertLinear::Dense(self.dense(quantized)?));
+        }
+        Ok(ExpertLinear::Quantized(self.kept(&name, quantized)?))
     }
 
     fn matrix(&mut self, module: &str, rows: i32, columns: i32) -> Result<Matrix, WeightError> {
