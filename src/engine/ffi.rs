@@ -113,6 +113,107 @@ fn scatter_by(
     }
 }
 
+/// How MLX packs a matrix: elements that share a scale, bits of each, and MLX's name of the mode.
+#[derive(Debug, Clone, Copy)]
+pub struct Packing {
+    pub group_size: i32,
+    pub bits: i32,
+    pub mode: &'static CStr,
+}
+
+/// A packed matrix as MLX takes it: words, scales, and the offsets that affine quantization alone has.
+#[derive(Clone, Copy)]
+pub struct PackedMatrix<'a> {
+    pub weight: &'a Array,
+    pub scales: &'a Array,
+    pub biases: Option<&'a Array>,
+    pub packing: Packing,
+}
+
+fn given(value: i32) -> mlx_sys::mlx_optional_int {
+    mlx_sys::mlx_optional_int { value, has_value: true }
+}
+
+/// The handle of an array that may be left out. An empty handle owns nothing.
+fn optional(array: Option<&Array>) -> mlx_sys::mlx_array {
+    // SAFETY: makes an empty handle.
+    array.map_or_else(|| unsafe { mlx_sys::mlx_array_new() }, Array::as_ptr)
+}
+
+/// `x @ weightᵀ`, (…, in) -> (…, out).
+pub fn quantized_matmul(x: &Array, matrix: PackedMatrix<'_>) -> Result<Array, EngineError> {
+    let PackedMatrix { weight, scales, biases, packing: Packing { group_size, bits, mode } } = matrix;
+    let stream = Stream::thread_local_or_default();
+    // SAFETY: every handle outlives the call; the mode is NUL-terminated; the result handle is checked.
+    unsafe {
+        let mut result = mlx_sys::mlx_array_new();
+        let status = mlx_sys::mlx_quantized_matmul(
+            &raw mut result,
+            x.as_ptr(),
+            weight.as_ptr(),
+            scales.as_ptr(),
+            optional(biases),
+            true,
+            given(group_size),
+            given(bits),
+            mode.as_ptr(),
+            stream.as_ptr(),
+        );
+        check(status, "quantized_matmul", result)
+    }
+}
+
+/// The matrix written out, in `dtype` where that is given and by MLX's choice else.
+pub fn dequantize(matrix: PackedMatrix<'_>, dtype: Option<Dtype>) -> Result<Array, EngineError> {
+    let PackedMatrix { weight, scales, biases, packing: Packing { group_size, bits, mode } } = matrix;
+    let stream = Stream::thread_local_or_default();
+    let dtype =
+        mlx_sys::mlx_optional_dtype { value: dtype.unwrap_or(Dtype::Float32) as mlx_sys::mlx_dtype, has_value: dtype.is_some() };
+    // SAFETY: as in `quantized_matmul`.
+    unsafe {
+        let mut result = mlx_sys::mlx_array_new();
+        let status = mlx_sys::mlx_dequantize(
+            &raw mut result,
+            weight.as_ptr(),
+            scales.as_ptr(),
+            optional(biases),
+            given(group_size),
+            given(bits),
+            mode.as_ptr(),
+            optional(None),
+            dtype,
+            stream.as_ptr(),
+        );
+        check(status, "dequantize", result)
+    }
+}
+
+/// `x[i] @ weight[experts[i]]ᵀ` for each i; `sorted` where `experts` ascend, which MLX is faster with.
+pub fn gather_quantized_matmul(x: &Array, matrix: PackedMatrix<'_>, experts: &Array, sorted: bool) -> Result<Array, EngineError> {
+    let PackedMatrix { weight, scales, biases, packing: Packing { group_size, bits, mode } } = matrix;
+    let stream = Stream::thread_local_or_default();
+    // SAFETY: as in `quantized_matmul`.
+    unsafe {
+        let mut result = mlx_sys::mlx_array_new();
+        let status = mlx_sys::mlx_gather_qmm(
+            &raw mut result,
+            x.as_ptr(),
+            weight.as_ptr(),
+            scales.as_ptr(),
+            optional(biases),
+            optional(None),
+            experts.as_ptr(),
+            true,
+            given(group_size),
+            given(bits),
+            mode.as_ptr(),
+            sorted,
+            stream.as_ptr(),
+        );
+        check(status, "gather_qmm", result)
+    }
+}
+
 /// `a @ b` in float32, computed at once, then changed by `change`, which is given its numbers in order. On the CPU alone.
 pub fn matmul_then(a: &Array, b: &Array, change: impl FnOnce(&mut [f32])) -> Result<Array, EngineError> {
     change_computed(a.matmul(b)?, change)

@@ -139,7 +139,7 @@ impl Cache {
         };
         let mut attended = Vec::new();
         let mut first = 0;
-        for &Chunk { slot, length, .. } in &step.places.chunks {
+        for &Chunk { slot, length, .. } in &step.places().chunks {
             // (L, heads, 1, D) -> (1, heads, L, D) -> (L, heads × D)
             let own = part(first, length)?.transpose_axes(&[2, 1, 0, 3])?;
             let own = cross.attend(stored, &own, slot, scale)?;

@@ -396,7 +396,7 @@ fn planted_faults_turn_the_gate_red() {
         let golden = golden(name);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| alone(&*model, &golden.float32, 64)))
     };
-    let faults: [(&str, &str, Value); 8] = [
+    let faults: [(&str, &str, Value); 13] = [
         ("llama", "rope_theta", 10_001.0.into()),
         ("llama", "rms_norm_eps", 2e-5.into()),
         ("qwen3", "rope_theta", 10_001.0.into()),
@@ -405,6 +405,11 @@ fn planted_faults_turn_the_gate_red() {
         ("gemma3_text", "sliding_window_pattern", 2.into()),
         ("gemma3_text", "rope_local_base_freq", 10_010.0.into()),
         ("gemma3_text", "query_pre_attn_scalar", 16.into()),
+        ("gemma4_text", "sliding_window", 9.into()),
+        ("gemma4_text", "sliding_window", 7.into()),
+        ("gemma4_text", "rms_norm_eps", 1e-5.into()),
+        ("gemma4_text", "final_logit_softcapping", 30.01.into()),
+        ("gemma4_text", "rope_parameters", Value::Null),
     ];
     let _quiet = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));

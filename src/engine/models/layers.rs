@@ -2,6 +2,7 @@
 
 use mlx_rs::{Array, fast, ops};
 
+use super::quantized::QuantizedMatrix;
 use crate::engine::{
     EngineError, ffi,
     host::{HostMatrix, Packed, Write, install},
@@ -11,11 +12,19 @@ use crate::engine::{
 /// `x @ weightᵀ + bias`, (…, in) -> (…, out).
 pub enum Linear {
     /// `weight` is held transposed, (in, out).
-    Dense { weight: Array, bias: Option<Array> },
-    /// MLX's affine quantization: packed `weight` (out, in × bits / 32), `scales` and `biases` (out, in / group_size).
-    Quantized { weight: Array, scales: Array, biases: Array, group_size: i32, bits: i32, bias: Option<Array> },
+    Dense {
+        weight: Array,
+        bias: Option<Array>,
+    },
+    Quantized {
+        matrix: QuantizedMatrix,
+        bias: Option<Array>,
+    },
     /// Packed for this machine's cores, as float32 results.
-    Host { matrix: HostMatrix, bias: Option<Array> },
+    Host {
+        matrix: HostMatrix,
+        bias: Option<Array>,
+    },
 }
 
 /// `x @ weightᵀ` in float32, computed before this returns.
@@ -43,8 +52,8 @@ impl Linear {
         match self {
             Self::Dense { weight, bias: None } => Ok(x.matmul(weight)?),
             Self::Dense { weight, bias: Some(bias) } => Ok(ops::addmm(bias, x, weight, None, None)?),
-            Self::Quantized { weight, scales, biases, group_size, bits, bias } => {
-                let product = ops::quantized_matmul(x, weight, scales, biases, true, *group_size, *bits)?;
+            Self::Quantized { matrix, bias } => {
+                let product = matrix.product(x)?;
                 Ok(match bias {
                     Some(bias) => product.add(bias)?,
                     None => product,
@@ -99,17 +108,18 @@ impl Linear {
         }
         let (mut weights, mut scales, mut offsets, mut kind) = (Vec::new(), Vec::new(), Vec::new(), None);
         for part in parts {
-            let Self::Quantized { weight, scales: own_scales, biases, group_size, bits, .. } = part else { return Ok(None) };
-            if *kind.get_or_insert((*group_size, *bits)) != (*group_size, *bits) {
+            let Self::Quantized { matrix, .. } = part else { return Ok(None) };
+            if *kind.get_or_insert((matrix.kind, matrix.dtype)) != (matrix.kind, matrix.dtype) {
                 return Ok(None);
             }
-            weights.push(weight);
-            scales.push(own_scales);
-            offsets.push(biases);
+            weights.push(&matrix.weight);
+            scales.push(&matrix.scales);
+            offsets.extend(&matrix.biases);
         }
-        let Some((group_size, bits)) = kind else { return Ok(None) };
-        let (weight, scales, biases) = (stacked(weights)?, stacked(scales)?, stacked(offsets)?);
-        Ok(Some(Self::Quantized { weight, scales, biases, group_size, bits, bias }))
+        let Some((kind, dtype)) = kind else { return Ok(None) };
+        let biases = if offsets.is_empty() { None } else { Some(stacked(offsets)?) };
+        let matrix = QuantizedMatrix { weight: stacked(weights)?, scales: stacked(scales)?, biases, kind, dtype };
+        Ok(Some(Self::Quantized { matrix, bias }))
     }
 
     /// None of a matrix that MLX does not hold.
@@ -132,13 +142,7 @@ impl Linear {
 pub enum Embedding {
     /// (vocabulary, hidden)
     Dense(Array),
-    Quantized {
-        weight: Array,
-        scales: Array,
-        biases: Array,
-        group_size: i32,
-        bits: i32,
-    },
+    Quantized(QuantizedMatrix),
     Host(HostMatrix),
 }
 
@@ -147,13 +151,7 @@ impl Embedding {
     pub fn forward(&self, tokens: &Array) -> Result<Array, EngineError> {
         match self {
             Self::Dense(weight) => Ok(weight.take_axis(tokens, 0)?),
-            Self::Quantized { weight, scales, biases, group_size, bits } => Ok(ops::dequantize(
-                weight.take_axis(tokens, 0)?,
-                scales.take_axis(tokens, 0)?,
-                &biases.take_axis(tokens, 0)?,
-                *group_size,
-                *bits,
-            )?),
+            Self::Quantized(matrix) => matrix.rows(tokens),
             Self::Host(matrix) => {
                 let width = matrix.inputs();
                 let tokens = ffi::integers(tokens)?;
@@ -170,9 +168,7 @@ impl Embedding {
     pub fn as_linear(&self, x: &Array) -> Result<Array, EngineError> {
         match self {
             Self::Dense(weight) => Ok(x.matmul(weight.t())?),
-            Self::Quantized { weight, scales, biases, group_size, bits } => {
-                Ok(ops::quantized_matmul(x, weight, scales, biases, true, *group_size, *bits)?)
-            }
+            Self::Quantized(matrix) => matrix.product(x),
             Self::Host(matrix) => product_on_host(x, matrix),
         }
     }
@@ -257,6 +253,13 @@ pub enum Activation {
     GeluTanh,
 }
 
+pub fn activated(activation: Activation, x: &Array) -> Result<Array, EngineError> {
+    match activation {
+        Activation::Silu => silu(x),
+        Activation::GeluTanh => gelu_tanh(x),
+    }
+}
+
 /// `down(activation(gate(x)) × up(x))` (arXiv:2002.05202).
 pub struct GatedMlp {
     pub(super) gate_up: GateUp,
@@ -306,10 +309,6 @@ impl GatedMlp {
                 (ffi::slice(&both, &[0, 0], &[rows, middle])?, ffi::slice(&both, &[0, middle], &[rows, 2 * middle])?)
             }
         };
-        let gate = match self.activation {
-            Activation::Silu => silu(&gate)?,
-            Activation::GeluTanh => gelu_tanh(&gate)?,
-        };
-        self.down_proj.forward(&gate.multiply(up)?)
+        self.down_proj.forward(&activated(self.activation, &gate)?.multiply(up)?)
     }
 }

@@ -2,10 +2,13 @@
 
 mod ahead;
 mod decoder;
+mod experts;
 mod gemma3_text;
+mod gemma4;
 mod host_decoder;
 mod layers;
 mod llama;
+mod quantized;
 mod qwen2;
 mod qwen3;
 mod rope;
@@ -18,7 +21,9 @@ mod prefix_test;
 #[cfg(test)]
 mod whisper_golden_test;
 
+pub use experts::ExpertLinear;
 pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
+pub use quantized::{Mode, Quantized, QuantizedMatrix};
 
 use mlx_rs::Array;
 use serde::de::DeserializeOwned;
@@ -127,6 +132,7 @@ pub fn load(config: &Value, loader: Loader) -> Result<Box<dyn Model>, WeightErro
         "qwen3" => qwen3::load(config, loader),
         "whisper" => Ok(Box::new(whisper::load(config, loader)?)),
         "gemma3_text" => gemma3_text::load(config, loader),
+        "gemma4" | "gemma4_text" => Ok(Box::new(gemma4::load(config, loader)?)),
         other => Err(WeightError::Config(format!("the family '{other}' is not yet supported"))),
     }
 }

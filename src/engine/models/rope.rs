@@ -104,9 +104,18 @@ impl Rope {
                 });
                 make(Kind::Frequencies { frequencies: array(frequencies), scale: scale as f32 })
             }
-            other => {
-                Err(format!("rope_scaling of type '{other}' is not yet supported (default, linear, dynamic, llama3, yarn are)"))
+            "proportional" => {
+                let turned = number("partial_rotary_factor").unwrap_or(1.0) * f64::from(head_dim);
+                let turned = 2 * (turned as i32 / 2);
+                if !(0..=head_dim).contains(&turned) {
+                    return Err(format!("partial_rotary_factor makes {turned} of {head_dim} numbers of a head turn"));
+                }
+                let frequencies = partial(base as f32, number("factor").unwrap_or(1.0) as f32, turned, head_dim);
+                make(Kind::Frequencies { frequencies: frequencies.map_err(|error| error.to_string())?, scale: 1.0 })
             }
+            other => Err(format!(
+                "rope_scaling of type '{other}' is not yet supported (default, linear, dynamic, llama3, yarn, proportional are)"
+            )),
         }
     }
 
@@ -191,6 +200,21 @@ impl Rope {
         let second = halves[0].multiply(&sine)?.add(halves[1].multiply(&cosine)?)?;
         Ok(ops::concatenate(&[first, second], -1)?)
     }
+}
+
+/// Frequencies of the first `turned` numbers of a head, as of a rope over all of it; the rest stands still (mlx-vlm's
+/// `ProportionalRoPE`).
+fn partial(base: f32, factor: f32, turned: i32, head_dim: i32) -> Result<Array, mlx_rs::error::Exception> {
+    let exponents: Vec<f32> = (0..turned).step_by(2).map(|index| index as f32 / head_dim as f32).collect();
+    let still = vec![f32::INFINITY; ((head_dim - turned) / 2) as usize];
+    let still = Array::from_slice(&still, &[still.len() as i32]);
+    if exponents.is_empty() {
+        return Ok(still);
+    }
+    // By MLX, as the reference has it: its power is not the exact one.
+    let exponents = Array::from_slice(&exponents, &[exponents.len() as i32]);
+    let frequencies = Array::from_f32(base).power(exponents)?.multiply(Array::from_f32(factor))?;
+    ops::concatenate(&[frequencies, still], 0)
 }
 
 fn array(values: impl Iterator<Item = f64>) -> Array {

@@ -1,6 +1,7 @@
 //! Strict loading: every tensor a family asks for must be there in the right shape, and none may be left over. All problems are
 //! told at once.
 
+mod gemma4;
 mod gguf;
 mod npz;
 mod pack;
@@ -14,7 +15,7 @@ use thiserror::Error;
 
 use super::{
     host::HostMatrix,
-    models::{Embedding, LayerNorm, Linear, RmsNorm},
+    models::{Embedding, ExpertLinear, LayerNorm, Linear, Mode, Quantized, QuantizedMatrix, RmsNorm},
     reason,
 };
 
@@ -77,8 +78,8 @@ pub struct Loader {
 /// `quantization` of an MLX config.json: one default, and overrides by module.
 #[derive(Default)]
 struct Quantization {
-    default: Option<(i32, i32)>,
-    overrides: BTreeMap<String, Option<(i32, i32)>>,
+    default: Option<Quantized>,
+    overrides: BTreeMap<String, Option<Quantized>>,
 }
 
 impl Loader {
@@ -86,7 +87,8 @@ impl Loader {
     pub fn open(files: &[PathBuf], config: &Value, policy: Policy) -> Result<Self, WeightError> {
         let mut tensors = BTreeMap::new();
         let mut problems = Vec::new();
-        for file in files {
+        let sidecar = if gemma4::is_one(config) { gemma4::sidecar(files) } else { None };
+        for file in files.iter().chain(&sidecar) {
             let read = |reason: String| WeightError::Read { path: file.clone(), reason };
             if file.extension().is_some_and(|extension| extension == "gguf") {
                 tensors.extend(gguf::read(file, config)?);
@@ -111,6 +113,10 @@ impl Loader {
             tensors = whisper::rename(tensors);
             quantization.overrides = whisper::rename(quantization.overrides);
         }
+        if gemma4::is_one(config) {
+            tensors = gemma4::rename(tensors);
+            quantization.overrides = gemma4::rename(quantization.overrides);
+        }
         Ok(Self { tensors, quantization, policy, problems })
     }
 
@@ -131,6 +137,11 @@ impl Loader {
     /// Drops a tensor that the model does not need.
     pub fn ignore(&mut self, name: &str) {
         self.tensors.remove(name);
+    }
+
+    /// Drops every tensor whose name is one that the model does not need.
+    pub fn ignore_where(&mut self, unneeded: impl Fn(&str) -> bool) {
+        self.tensors.retain(|name, _| !unneeded(name));
     }
 
     /// Plants a fault: nothing where there was something.
@@ -188,9 +199,7 @@ impl Loader {
                 weight.eval()?;
                 Linear::Dense { weight, bias }
             }
-            Matrix::Quantized { weight, scales, biases, group_size, bits } => {
-                Linear::Quantized { weight, scales, biases, group_size, bits, bias }
-            }
+            Matrix::Quantized(matrix) => Linear::Quantized { matrix, bias },
             Matrix::Host(matrix) => Linear::Host { matrix, bias },
         })
     }
@@ -199,11 +208,25 @@ impl Loader {
     pub fn embedding(&mut self, module: &str, vocabulary: i32, hidden: i32) -> Result<Embedding, WeightError> {
         Ok(match self.matrix(module, vocabulary, hidden)? {
             Matrix::Dense(weight) => Embedding::Dense(weight),
-            Matrix::Quantized { weight, scales, biases, group_size, bits } => {
-                Embedding::Quantized { weight, scales, biases, group_size, bits }
-            }
+            Matrix::Quantized(matrix) => Embedding::Quantized(matrix),
             Matrix::Host(matrix) => Embedding::Host(matrix),
         })
+    }
+
+    /// `module.weight` (experts, output, input), dense or quantized: a matrix for each expert.
+    pub fn experts(&mut self, module: &str, experts: i32, input: i32, output: i32) -> Result<ExpertLinear, WeightError> {
+        let shape = [experts, output, input];
+        let name = format!("{module}.weight");
+        let Some(scales) = self.tensors.remove(&format!("{module}.scales")) else {
+            return Ok(ExpertLinear::Dense(self.tensor(&name, &shape)?));
+        };
+        let Some(quantized) = self.quantized(module, &shape, scales)? else {
+            return Ok(ExpertLinear::Dense(ops::zeros::<f32>(&shape)?));
+        };
+        if self.policy.dequantize || self.policy.host {
+            return Ok(ExpertLinear::Dense(self.dense(quantized)?));
+        }
+        Ok(ExpertLinear::Quantized(self.kept(&name, quantized)?))
     }
 
     fn matrix(&mut self, module: &str, rows: i32, columns: i32) -> Result<Matrix, WeightError> {
@@ -217,51 +240,81 @@ impl Loader {
             }
             return Ok(Matrix::Dense(self.tensor(&name, &[rows, columns])?));
         };
-        let placeholder = || Ok(Matrix::Dense(ops::zeros::<f32>(&[rows, columns])?));
-        let Some(biases) = self.tensors.remove(&format!("{module}.biases")) else {
-            self.problems
-                .push(format!("{module}.biases is missing beside {module}.scales (affine quantization is what is supported)"));
-            self.tensors.remove(&name);
-            return placeholder();
+        let Some(quantized) = self.quantized(module, &[rows, columns], scales)? else {
+            return Ok(Matrix::Dense(ops::zeros::<f32>(&[rows, columns])?));
         };
-        let Some(weight) = self.tensors.remove(&name) else {
-            self.problems.push(format!("{name} is missing beside {module}.scales"));
-            return placeholder();
-        };
-        let Some((group_size, bits)) = self.quantization.of(module, &weight, &scales, columns) else {
-            self.problems.push(format!("{module} is quantized, and the configuration does not say how (its 'quantization' key)"));
-            return placeholder();
-        };
-        let packed = [rows, columns * bits / 32];
-        let groups = [rows, columns / group_size];
-        let fits =
-            weight.dtype() == Dtype::Uint32 && weight.shape() == packed && scales.shape() == groups && biases.shape() == groups;
-        if !fits {
-            self.problems.push(format!(
-                "{module} has a weight of {:?} {:?} and scales of {:?}, {bits} bits in groups of {group_size} need uint32 {packed:?} and \
-                 {groups:?}",
-                weight.dtype(),
-                weight.shape(),
-                scales.shape()
-            ));
-            return placeholder();
-        }
         if self.policy.host {
-            return Ok(Matrix::Host(pack::quantized(&weight, &scales, &biases, group_size, bits)?));
+            if let (Quantized { group_size, bits, mode: Mode::Affine }, Some(biases)) = (quantized.kind, &quantized.biases) {
+                return Ok(Matrix::Host(pack::quantized(&quantized.weight, &quantized.scales, biases, group_size, bits)?));
+            }
+            let dense = written_out(&QuantizedMatrix { dtype: Some(Dtype::Float32), ..quantized })?;
+            return Ok(Matrix::Host(pack::dense(&dense, rows, columns)?));
         }
         if self.policy.dequantize {
-            // Scales are widened first, so that the product is not rounded to half precision.
-            let (scales, biases) = match self.policy.dtype {
-                Some(dtype) => (scales.as_dtype(dtype)?, biases.as_dtype(dtype)?),
-                None => (scales, biases),
-            };
-            let dense = ops::dequantize(&weight, &scales, &biases, group_size, bits)?;
-            dense.eval()?;
-            return Ok(Matrix::Dense(dense));
+            return Ok(Matrix::Dense(self.dense(quantized)?));
         }
-        let (scales, biases) = (self.float(&name, scales)?, self.float(&name, biases)?);
-        weight.eval()?;
-        Ok(Matrix::Quantized { weight, scales, biases, group_size, bits })
+        Ok(Matrix::Quantized(self.kept(&name, quantized)?))
+    }
+
+    /// What `module.scales`, taken already, belongs to: a matrix of this shape, or several of them along a first axis. Where
+    /// something is wrong with it, that is noted and there is none.
+    fn quantized(&mut self, module: &str, shape: &[i32], scales: Array) -> Result<Option<QuantizedMatrix>, WeightError> {
+        let name = format!("{module}.weight");
+        let [leading @ .., columns] = shape else { return Ok(None) };
+        let (weight, biases) = (self.tensors.remove(&name), self.tensors.remove(&format!("{module}.biases")));
+        let Some(weight) = weight else {
+            self.problems.push(format!("{name} is missing beside {module}.scales"));
+            return Ok(None);
+        };
+        let Some(kind) = self.quantization.of(module, &weight, &scales, *columns) else {
+            self.problems.push(format!("{module} is quantized, and the configuration does not say how (its 'quantization' key)"));
+            return Ok(None);
+        };
+        let Quantized { group_size, bits, mode } = kind;
+        if biases.is_some() != (mode == Mode::Affine) {
+            let (is, why) = if biases.is_some() { ("stands", "has none") } else { ("is missing", "needs it") };
+            self.problems.push(format!("{module}.biases {is} beside {module}.scales ({mode:?} quantization {why})"));
+            return Ok(None);
+        }
+        let of = |last: i32| [leading, &[last]].concat();
+        let (packed, groups) = (of(columns * bits / 32), of(columns / group_size));
+        let fits = weight.dtype() == Dtype::Uint32
+            && weight.shape() == packed
+            && scales.shape() == groups
+            && (mode == Mode::Affine || scales.dtype() == Dtype::Uint8)
+            && biases.as_ref().is_none_or(|biases| biases.shape() == groups);
+        if !fits {
+            self.problems.push(format!(
+                "{module} has a weight of {:?} {:?} and scales of {:?} {:?}, {bits} bits in groups of {group_size} need uint32 \
+                 {packed:?} and {groups:?}",
+                weight.dtype(),
+                weight.shape(),
+                scales.dtype(),
+                scales.shape()
+            ));
+            return Ok(None);
+        }
+        Ok(Some(QuantizedMatrix { weight, scales, biases, kind, dtype: self.policy.dtype }))
+    }
+
+    /// Written out in the format of the policy.
+    fn dense(&self, matrix: QuantizedMatrix) -> Result<Array, WeightError> {
+        let Some(dtype) = self.policy.dtype.filter(|_| matrix.kind.mode == Mode::Affine) else { return written_out(&matrix) };
+        // Scales are widened first, so that the product is not rounded to half precision.
+        let scales = matrix.scales.as_dtype(dtype)?;
+        let biases = matrix.biases.as_ref().map(|biases| biases.as_dtype(dtype)).transpose()?;
+        written_out(&QuantizedMatrix { scales, biases, ..matrix })
+    }
+
+    /// As it is stored, but for scales in the format of the policy.
+    fn kept(&mut self, name: &str, mut matrix: QuantizedMatrix) -> Result<QuantizedMatrix, WeightError> {
+        if matrix.kind.mode == Mode::Affine {
+            matrix.scales = self.float(name, matrix.scales)?;
+            matrix.biases = matrix.biases.map(|biases| self.float(name, biases)).transpose()?;
+        }
+        matrix.weight.eval()?;
+        matrix.scales.eval()?;
+        Ok(matrix)
     }
 
     /// Converts at once, so that the stored form can be let go.
@@ -286,8 +339,15 @@ impl Loader {
 
 enum Matrix {
     Dense(Array),
-    Quantized { weight: Array, scales: Array, biases: Array, group_size: i32, bits: i32 },
+    Quantized(QuantizedMatrix),
     Host(HostMatrix),
+}
+
+/// Computed before this returns.
+fn written_out(matrix: &QuantizedMatrix) -> Result<Array, WeightError> {
+    let dense = matrix.written_out().map_err(|error| WeightError::Mlx(error.to_string()))?;
+    dense.eval()?;
+    Ok(dense)
 }
 
 impl Quantization {
@@ -296,25 +356,45 @@ impl Quantization {
             return Ok(Self::default());
         };
         let object = object.as_object().ok_or_else(|| WeightError::Config("'quantization' must be a table".into()))?;
-        let pair = |value: &Value, place: &str| -> Result<Option<(i32, i32)>, WeightError> {
-            let (Some(group_size), Some(bits)) = (value.get("group_size"), value.get("bits")) else { return Ok(None) };
-            if let Some(mode) = value.get("mode").and_then(Value::as_str).filter(|mode| *mode != "affine") {
-                return Err(WeightError::Config(format!("quantization mode '{mode}' of {place} is not yet supported (affine is)")));
-            }
-            let number = |value: &Value| value.as_i64().and_then(|value| i32::try_from(value).ok());
-            match (number(group_size), number(bits)) {
-                (Some(group_size @ (32 | 64 | 128)), Some(bits @ (2 | 3 | 4 | 5 | 6 | 8))) => Ok(Some((group_size, bits))),
-                _ => Err(WeightError::Config(format!(
-                    "quantization of {place} is {bits} bits in groups of {group_size}; 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or \
-                     128 are supported"
-                ))),
-            }
+        let kind = |value: &Value, place: &str| -> Result<Option<Quantized>, WeightError> {
+            let name = value.get("mode").and_then(Value::as_str).unwrap_or("affine");
+            let Some(mode) = Mode::named(name) else {
+                let known = Mode::NAMES;
+                return Err(WeightError::Config(format!("quantization mode '{name}' of {place} is not known ({known} are)")));
+            };
+            let number = |key: &str| value.get(key).map(|value| value.as_i64().and_then(|value| i32::try_from(value).ok()));
+            let (group_size, bits) = (number("group_size"), number("bits"));
+            let kind = match (mode.only(), group_size, bits) {
+                (None, Some(Some(group_size @ (32 | 64 | 128))), Some(Some(bits @ (2 | 3 | 4 | 5 | 6 | 8)))) => {
+                    Quantized { group_size, bits, mode }
+                }
+                (None, Some(_), Some(_)) => {
+                    return Err(WeightError::Config(format!(
+                        "quantization of {place} is {} bits in groups of {}; 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128 are \
+                         supported",
+                        value["bits"], value["group_size"]
+                    )));
+                }
+                (None, ..) => return Ok(None),
+                (Some((own_group, own_bits)), ..) => {
+                    let fits = |stated: Option<Option<i32>>, own: i32| stated.is_none_or(|stated| stated == Some(own));
+                    if !fits(group_size, own_group) || !fits(bits, own_bits) {
+                        return Err(WeightError::Config(format!(
+                            "quantization of {place} is {} bits in groups of {}, and mode '{name}' has {own_bits} bits in groups of \
+                             {own_group}",
+                            value["bits"], value["group_size"]
+                        )));
+                    }
+                    Quantized { group_size: own_group, bits: own_bits, mode }
+                }
+            };
+            Ok(Some(kind))
         };
-        let default = pair(&Value::Object(object.clone()), "the model")?;
+        let default = kind(&Value::Object(object.clone()), "the model")?;
         let mut overrides = BTreeMap::new();
         for (module, value) in object {
             if value.is_object() {
-                overrides.insert(module.clone(), pair(value, module)?);
+                overrides.insert(module.clone(), kind(value, module)?);
             } else if value == &Value::Bool(false) {
                 overrides.insert(module.clone(), None);
             }
@@ -322,8 +402,8 @@ impl Quantization {
         Ok(Self { default, overrides })
     }
 
-    /// (group size, bits) of a module; a GGUF file tells them by its shapes alone.
-    fn of(&self, module: &str, weight: &Array, scales: &Array, columns: i32) -> Option<(i32, i32)> {
+    /// How a module is quantized; a GGUF file tells it by its shapes alone.
+    fn of(&self, module: &str, weight: &Array, scales: &Array, columns: i32) -> Option<Quantized> {
         if let Some(own) = self.overrides.get(module) {
             return *own;
         }
@@ -331,7 +411,8 @@ impl Quantization {
             return self.default;
         }
         let (words, groups) = (*weight.shape().last()?, *scales.shape().last()?);
-        (columns > 0 && groups > 0 && columns % groups == 0).then(|| (columns / groups, words * 32 / columns))
+        let fits = columns > 0 && groups > 0 && columns % groups == 0;
+        fits.then(|| Quantized { group_size: columns / groups, bits: words * 32 / columns, mode: Mode::Affine })
     }
 }
 
@@ -391,9 +472,17 @@ mod tests {
         let error = Loader::open(&files, &config, F32).err().unwrap().to_string();
         assert!(error.contains("2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128 are supported"), "{error}");
 
-        config["quantization"] = json!({ "group_size": 32, "bits": 4, "mode": "mxfp4" });
+        config["quantization"] = json!({ "group_size": 32, "bits": 4, "mode": "fp3" });
         let error = Loader::open(&files, &config, F32).err().unwrap().to_string();
-        assert!(error.contains("mode 'mxfp4' of the model is not yet supported (affine is)"), "{error}");
+        assert!(error.contains("mode 'fp3' of the model is not known (affine, mxfp4, mxfp8 and nvfp4 are)"), "{error}");
+
+        config["quantization"] = json!({ "group_size": 64, "bits": 4, "mode": "mxfp4" });
+        let error = Loader::open(&files, &config, F32).err().unwrap().to_string();
+        assert!(error.contains("is 4 bits in groups of 64, and mode 'mxfp4' has 4 bits in groups of 32"), "{error}");
+
+        config["quantization"] = json!({ "mode": "mxfp4" });
+        let text = refusal(Loader::open(&files, &config, F32).unwrap(), &config);
+        assert!(text.contains("model.layers.0.mlp.up_proj.biases stands beside"), "{text}");
 
         config["quantization"] = json!({ "group_size": 32, "bits": 4 });
         let mut loader = Loader::open(&files, &config, F32).unwrap();
