@@ -2,6 +2,7 @@
 
 mod decoder;
 mod gemma3_text;
+mod gemma4;
 mod host_decoder;
 mod layers;
 mod llama;

@@ -179,6 +179,18 @@ impl Loader {
         self.tensor(&name, &[output, kernel, input])
     }
 
+    /// As [`Loader::conv1d`] over two axes, (output, kernel, kernel, input), where PyTorch has (output, input, kernel, kernel).
+    pub fn conv2d(&mut self, module: &str, input: i32, output: i32, kernel: i32) -> Result<Array, WeightError> {
+        let (name, shape) = (format!("{module}.weight"), [output, kernel, kernel, input]);
+        if let Some(tensor) = self.tensors.get_mut(&name)
+            && tensor.shape() == [output, input, kernel, kernel]
+            && tensor.shape() != shape
+        {
+            *tensor = tensor.transpose_axes(&[0, 2, 3, 1])?;
+        }
+        self.tensor(&name, &shape)
+    }
+
     /// `module.weight` (output, input), dense or quantized, and `module.bias` (output) where `bias` says so.
     pub fn linear(&mut self, module: &str, input: i32, output: i32, bias: bool) -> Result<Linear, WeightError> {
         let bias = if bias { Some(self.tensor(&format!("{module}.bias"), &[output])?) } else { None };
