@@ -120,11 +120,7 @@ impl AudioConfig {
     }
 
     pub(super) fn window(&self) -> Window {
-        Window {
-            chunk: self.attention_chunk_size,
-            past: self.attention_context_left - 1,
-            future: self.attention_context_right,
-        }
+        Window { chunk: self.attention_chunk_size, past: self.attention_context_left - 1, future: self.attention_context_right }
     }
 }
 
@@ -161,21 +157,12 @@ impl AudioTower {
         for recording in recordings {
             check(recording)?;
         }
-        let frames = recordings.iter().map(|recording| recording.features.features.frames).max().unwrap_or(0).max(1);
         if recordings.is_empty() {
             return Err(EngineError::Mlx("the audio tower was given no recording".into()));
         }
-        let valid: Vec<usize> = recordings.iter().map(|recording| recording.features.valid_frames).collect();
-        let (mut hidden, mut valid) = (mel(recordings, frames), valid);
-        for subsampling in &self.subsampling {
-            // What counts is in front; the rest is zeros before each convolution.
-            hidden = subsampling.forward(&hidden.multiply(mask(&valid, hidden.dim(1), 4))?)?;
-            valid.iter_mut().for_each(|valid| *valid = halved(*valid));
-        }
-        // (B, T, bins / 4, channels) -> (B, T, bins / 4 × channels)
-        let tokens = hidden.dim(1);
-        let flat = hidden.reshape(&[hidden.dim(0), tokens, hidden.dim(2) * hidden.dim(3)])?;
-        let mut hidden = self.input_proj_linear.forward(&flat)?;
+        let (subsampled, valid) = self.subsample_all(recordings)?;
+        let tokens = subsampled.dim(1);
+        let mut hidden = self.input_proj_linear.forward(&subsampled)?;
         let places = self.config.window().places(&valid, tokens, mask(&valid, tokens, 3));
         for layer in &self.layers {
             hidden = layer.forward(&hidden, &places)?;
@@ -193,6 +180,38 @@ impl AudioTower {
             embedded.eval()?;
         }
         Ok(embedded)
+    }
+
+    /// (B, T, bins / 4 × channels), and how many tokens of each row count.
+    fn subsample_all(&self, recordings: &[RecordingFeatures<'_>]) -> Result<(Array, Vec<usize>), EngineError> {
+        if !self.on_cpu {
+            return self.subsample(recordings);
+        }
+        // There is nothing to gain from convolutions of several rows there, and their sums would depend on how many there are.
+        let (mut rows, mut valid) = (Vec::with_capacity(recordings.len()), Vec::with_capacity(recordings.len()));
+        for recording in recordings {
+            let (row, own) = self.subsample(std::slice::from_ref(recording))?;
+            row.eval()?;
+            rows.push(row);
+            valid.extend(own);
+        }
+        let tokens = rows.iter().map(|row| row.dim(1)).max().unwrap_or(0);
+        let filled: Result<Vec<Array>, _> =
+            rows.iter().map(|row| ops::pad(row, &[(0, 0), (0, tokens - row.dim(1)), (0, 0)][..], None, None)).collect();
+        Ok((ops::concatenate(&filled?, 0)?, valid))
+    }
+
+    fn subsample(&self, recordings: &[RecordingFeatures<'_>]) -> Result<(Array, Vec<usize>), EngineError> {
+        let frames = recordings.iter().map(|recording| recording.features.features.frames).max().unwrap_or(0).max(1);
+        let mut valid: Vec<usize> = recordings.iter().map(|recording| recording.features.valid_frames).collect();
+        let mut hidden = mel(recordings, frames);
+        for subsampling in &self.subsampling {
+            // What counts is in front; the rest is zeros before each convolution.
+            hidden = subsampling.forward(&hidden.multiply(mask(&valid, hidden.dim(1), 4))?)?;
+            valid.iter_mut().for_each(|valid| *valid = halved(*valid));
+        }
+        // (B, T, bins / 4, channels) -> (B, T, bins / 4 × channels)
+        Ok((hidden.reshape(&[hidden.dim(0), hidden.dim(1), hidden.dim(2) * hidden.dim(3)])?, valid))
     }
 
     /// Bytes of scratch that encoding `recordings` of `frames` at most takes, beside their soft tokens.
@@ -306,13 +325,5 @@ pub fn load(config: &AudioConfig, loader: &mut Loader, text_hidden: i32) -> Resu
         None => None,
     };
     let embedder = Embedder::load(loader, &format!("{prefix}embed_audio"), config.output(), text_hidden, config.rms_norm_eps)?;
-    Ok(AudioTower {
-        config: config.clone(),
-        subsampling,
-        input_proj_linear,
-        layers,
-        output_proj,
-        embedder,
-        on_cpu: on_cpu()?,
-    })
+    Ok(AudioTower { config: config.clone(), subsampling, input_proj_linear, layers, output_proj, embedder, on_cpu: on_cpu()? })
 }

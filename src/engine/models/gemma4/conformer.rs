@@ -182,8 +182,7 @@ impl Attention {
         let scalar = |value: f64| Array::from_f32(value as f32).as_dtype(per_dim_scale.dtype());
         let ln_2 = std::f64::consts::LN_2;
         // Softplus of nothing is ln 2, of one ln (1 + e).
-        let query_scale =
-            ops::logaddexp(&per_dim_scale, scalar(0.0)?)?.multiply(scalar(f64::from(head_dim).powf(-0.5) / ln_2)?)?;
+        let query_scale = ops::logaddexp(&per_dim_scale, scalar(0.0)?)?.multiply(scalar(f64::from(head_dim).powf(-0.5) / ln_2)?)?;
         let key_scale = Array::from_f32(((1.0 + std::f64::consts::E).ln() / ln_2) as f32);
         let window = config.window();
         let relative_k_proj = loader.tensor(&format!("{module}.relative_k_proj.weight"), &[hidden, hidden])?;
@@ -206,9 +205,8 @@ impl Attention {
         let keys = split(self.k_proj.forward(x)?)?.multiply(&self.key_scale)?;
         let values = split(self.v_proj.forward(x)?)?;
         let rest = chunks * chunk - tokens;
-        let pad = |array: &Array, before: i32, behind: i32| {
-            ops::pad(array, &[(0, 0), (before, behind), (0, 0), (0, 0)][..], None, None)
-        };
+        let pad =
+            |array: &Array, before: i32, behind: i32| ops::pad(array, &[(0, 0), (before, behind), (0, 0), (0, 0)][..], None, None);
         // (B, T, heads, D) -> (B, heads, chunks, chunk, D)
         let queries = pad(&queries, 0, rest)?.reshape(&[rows, chunks, chunk, heads, head_dim])?.transpose_axes(&[0, 3, 1, 2, 4])?;
         // (B, T, heads, D) -> (B, chunks, span, heads, D)

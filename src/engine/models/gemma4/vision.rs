@@ -91,7 +91,8 @@ impl VisionConfig {
             check_size(&format!("vision_config.{name}"), size)?;
         }
         check_layers("vision_config.num_hidden_layers", self.num_hidden_layers)?;
-        for (name, size, size_max) in [("patch_size", self.patch_size, 256), ("pooling_kernel_size", self.pooling_kernel_size, 64)] {
+        for (name, size, size_max) in [("patch_size", self.patch_size, 256), ("pooling_kernel_size", self.pooling_kernel_size, 64)]
+        {
             if !(1..=size_max).contains(&size) {
                 return refuse(format!("vision_config.{name} is {size}; it must be 1 to {size_max}"));
             }
@@ -104,7 +105,10 @@ impl VisionConfig {
             return refuse(format!("vision_config has {heads} heads of {} numbers (head_dim)", self.head_dim));
         }
         if self.head_dim % 4 != 0 {
-            return refuse(format!("vision_config.head_dim is {}; two axes turn pairs of its numbers, so 4 must divide it", self.head_dim));
+            return refuse(format!(
+                "vision_config.head_dim is {}; two axes turn pairs of its numbers, so 4 must divide it",
+                self.head_dim
+            ));
         }
         if self.hidden_activation != "gelu_pytorch_tanh" {
             return refuse(format!(
@@ -235,8 +239,7 @@ impl VisionTower {
     /// (all patches, hidden)
     fn embed(&self, images: &[ImagePatches<'_>]) -> Result<Array, EngineError> {
         let width = CHANNELS * self.config.patch_size * self.config.patch_size;
-        let pixels: Vec<Array> =
-            images.iter().map(|image| Array::from_slice(image.values, &[image.patches(), width])).collect();
+        let pixels: Vec<Array> = images.iter().map(|image| Array::from_slice(image.values, &[image.patches(), width])).collect();
         // 0 ..= 1 into -1 ..= 1
         let pixels = ops::concatenate(&pixels, 0)?.subtract(Array::from_f32(0.5))?.multiply(Array::from_f32(2.0))?;
         let patches = self.input_proj.forward(&pixels.as_dtype(self.dtype)?)?;
@@ -466,7 +469,10 @@ pub fn load(config: &VisionConfig, loader: &mut Loader, text_hidden: i32) -> Res
         layers.push(layer(loader, &format!("{tower}.encoder.layers.{index}"), config)?);
     }
     let standard = match config.standardize {
-        true => Some((loader.tensor(&format!("{tower}.std_bias"), &[hidden])?, loader.tensor(&format!("{tower}.std_scale"), &[hidden])?)),
+        true => Some((
+            loader.tensor(&format!("{tower}.std_bias"), &[hidden])?,
+            loader.tensor(&format!("{tower}.std_scale"), &[hidden])?,
+        )),
         false => None,
     };
     let embedder = Embedder::load(loader, &format!("{prefix}embed_vision"), hidden, text_hidden, config.rms_norm_eps)?;
@@ -482,9 +488,8 @@ pub fn load(config: &VisionConfig, loader: &mut Loader, text_hidden: i32) -> Res
 fn layer(loader: &mut Loader, module: &str, config: &VisionConfig) -> Result<Layer, WeightError> {
     let (hidden, middle, clipped) = (config.hidden_size, config.intermediate_size, config.use_clipped_linears);
     let (heads, kv_heads, head_dim) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-    let mut linear = |name: &str, input: i32, output: i32| {
-        ClippedLinear::load(loader, &format!("{module}.{name}"), input, output, clipped)
-    };
+    let mut linear =
+        |name: &str, input: i32, output: i32| ClippedLinear::load(loader, &format!("{module}.{name}"), input, output, clipped);
     let q_proj = linear("self_attn.q_proj", hidden, heads * head_dim)?;
     let k_proj = linear("self_attn.k_proj", hidden, kv_heads * head_dim)?;
     let v_proj = linear("self_attn.v_proj", hidden, kv_heads * head_dim)?;
