@@ -58,6 +58,7 @@ impl FakeModel {
                 decode_bytes_per_slot: 0,
                 padding_tokens: 0,
                 encode_bytes: 0,
+                soft_bytes_per_token: 0,
                 prefixes: true,
             },
             context_length: 8192,

@@ -19,6 +19,7 @@ use super::{
     models::{self, Model},
     price, reason,
     sample::{self, SampleRow},
+    soft::{self, SoftPass, SoftPrompt},
     speech::{self, SpeechRow},
     weights::{Loader, Policy},
 };
@@ -40,12 +41,15 @@ pub struct MlxOptions {
     pub weights: WeightForm,
     /// Rows that are computed together at most.
     pub rows: u32,
+    /// Soft tokens of an image at most; 0 where rows have none.
+    pub image_tokens_max: u32,
 }
 
 pub struct MlxEngine {
     model: Box<dyn Model>,
     cache: Cache,
     cache_dtype: Dtype,
+    image_tokens_max: u32,
     on_gpu: bool,
     /// The token sampled last in each slot, (slots) int32: decoding reads it without the host.
     newest: Array,
@@ -59,6 +63,8 @@ struct Sequence {
     /// Tokens collected so far.
     tokens: Vec<u32>,
     speech: SpeechScore,
+    /// Until its prompt is computed.
+    soft: SoftPrompt,
 }
 
 struct Launched {
@@ -112,10 +118,10 @@ impl MlxEngine {
             // What weights were packed from.
             memory::clear_cache().map_err(|error| WeightError::Mlx(reason(&error)))?;
         }
-        Self::with_model(model, on_gpu).map_err(|error| WeightError::Mlx(error.to_string()))
+        Self::with_model(model, on_gpu, options.image_tokens_max).map_err(|error| WeightError::Mlx(error.to_string()))
     }
 
-    fn with_model(model: Box<dyn Model>, on_gpu: bool) -> Result<Self, EngineError> {
+    fn with_model(model: Box<dyn Model>, on_gpu: bool, image_tokens_max: u32) -> Result<Self, EngineError> {
         // Keys come out of the model in the format that its embedding starts with.
         let mut probe = empty_cache(&*model, Dtype::Float32, on_gpu)?;
         probe.resize(1, 1)?;
@@ -125,6 +131,7 @@ impl MlxEngine {
             cache: empty_cache(&*model, cache_dtype, on_gpu)?,
             model,
             cache_dtype,
+            image_tokens_max,
             on_gpu,
             newest: ops::zeros::<i32>(&[0])?,
             sequences: HashMap::new(),
@@ -145,7 +152,7 @@ impl MlxEngine {
 
     /// [`Engine::price`], of a run in which no row is sampled but by its likeliest token where `greedy`.
     pub fn price_of(&self, greedy: bool) -> Price {
-        price::of(&*self.model, self.cache_dtype, self.on_gpu, greedy)
+        price::of(&*self.model, self.cache_dtype, self.on_gpu, greedy, self.image_tokens_max)
     }
 
     /// How long calls of [`Engine::launch`] and [`Engine::collect`] have waited for the device, all together.
@@ -187,7 +194,10 @@ impl MlxEngine {
         }
         for admission in &plan.admitted {
             let request = admission.request.clone();
-            self.sequences.insert(request.sequence, Sequence { request, tokens: Vec::new(), speech: SpeechScore::default() });
+            self.sequences.insert(
+                request.sequence,
+                Sequence { request, tokens: Vec::new(), speech: SpeechScore::default(), soft: SoftPrompt::new() },
+            );
         }
         if self.cache.layout() != (plan.slots as i32, plan.slot_tokens as i32) {
             self.wait()?;
@@ -204,6 +214,12 @@ impl MlxEngine {
             other => other,
         })?;
 
+        for (sequence, soft) in soft::encode(&*self.model, &plan.admitted, self.cache_dtype, self.on_gpu)? {
+            if let Some(own) = self.sequences.get_mut(&sequence) {
+                own.soft = soft;
+            }
+        }
+
         self.reuse(&plan.admitted)?;
 
         // All the step's tokens go through the model in one pass: prompt chunks first, then one token of each decoding row.
@@ -214,11 +230,17 @@ impl MlxEngine {
         let mut outputs = Vec::new();
         // Where rows start their transcripts, among the step's tokens.
         let mut starts = Vec::new();
+        let mut soft_pass = SoftPass::default();
         for prefill in &plan.prefill {
             let sequence = self
                 .sequences
-                .get(&prefill.sequence)
+                .get_mut(&prefill.sequence)
                 .ok_or_else(|| impossible(format!("{:?} is not admitted", prefill.sequence)))?;
+            let offset = prompt_tokens.len() as u32;
+            soft_pass.add(chunks.len(), offset, prefill, &sequence.request, &sequence.soft)?;
+            if prefill.last {
+                sequence.soft = SoftPrompt::new();
+            }
             let (start, end) = (prefill.start as usize, (prefill.start + prefill.length) as usize);
             let prompt = &sequence.request.prompt;
             let tokens = prompt.get(start..end).ok_or_else(|| impossible("a chunk past the prompt".into()))?;
@@ -247,7 +269,10 @@ impl MlxEngine {
         rows.sort_unstable_by_key(|row| row.slot);
         let places: Vec<(u32, u32)> = rows.iter().map(|row| (row.slot, row.position)).collect();
         let padding = if self.model.pads() { device::padding(chunk_tokens, rows.len() as i32) } else { 0 };
-        let step = Step::padded(chunks, padding, &places);
+        let mut step = Step::padded(chunks, padding, &places);
+        if let Some((places, embeddings, spans)) = soft_pass.finish()? {
+            step = step.with_soft_tokens(places, embeddings).with_spans(spans);
+        }
         let row_slots: Vec<i32> = rows.iter().map(|row| row.slot as i32).collect();
         let mut tokens = Vec::with_capacity(2);
         prompt_tokens.resize((chunk_tokens + padding) as usize, 0);

@@ -11,6 +11,7 @@ mod mlx;
 mod models;
 mod price;
 mod sample;
+mod soft;
 mod speech;
 mod weights;
 

@@ -33,6 +33,8 @@ mod split;
 mod steady;
 
 pub use image::{BYTES_MAX as IMAGE_BYTES_MAX, ImageError, PIXELS_MAX, PatchRule, Patches, Picture, is_image_name};
+#[cfg(test)]
+pub(crate) use mel::signals::signal;
 pub use mel::{FRAMES, HOP_SAMPLES, N_SAMPLES, UsmFeatures, UsmMel, WhisperMel, soft_tokens};
 pub use split::{Splitter, Window};
 

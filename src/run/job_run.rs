@@ -20,7 +20,7 @@ use super::{
     clock::{Clock, milliseconds},
     feed::{Fed, Feed, Next, Pending, Source, Total, Work},
     hear::{Hear, Heard, NextHeard},
-    open::{self, Model, Words},
+    open::{self, Loaded, Model, Words},
     print,
     see::See,
     speech::SpeechRows,
@@ -295,7 +295,7 @@ impl Run<'_> {
                 return Ok(());
             }
         };
-        let (mut engine, kv_bytes_max, device) = model.load(self.job)?;
+        let Loaded { mut engine, kv_bytes_max, device, span_tokens_max } = model.load(self.job)?;
         let engine = &mut *engine;
         self.results.reporter.handle(&Event::Note { message: device.into() });
         let batching = &self.job.batching;
@@ -309,7 +309,7 @@ impl Run<'_> {
             price,
             context_length: model.context_length(),
             prefix_tokens_min: batching.prefix_cache.then_some(PREFIX_TOKENS_MIN),
-            span_tokens_max: 0,
+            span_tokens_max,
         });
         let mut active = HashMap::new();
         self.bring(&mut scheduler, &mut active, first, engine)?;

@@ -8,6 +8,8 @@ mod feed;
 mod hear;
 mod inspect;
 mod job_run;
+#[cfg(test)]
+mod multimodal_test;
 mod open;
 mod see;
 mod show;

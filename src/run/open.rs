@@ -17,7 +17,7 @@ use crate::{
     engine::{self, Engine, MlxEngine, MlxOptions, WeightForm, fake::FakeEngine, fake::FakeModel},
     job::{Job, JobError, KvBudget, Order, Place, Problem},
     manifest,
-    model::{self, ModelFiles},
+    model::{self, ModelFiles, Towers},
     prompt::{Prompter, Tokens},
     transcribe::Transcriber,
 };
@@ -143,17 +143,24 @@ impl Model {
         }
     }
 
-    /// Loads the weights, and says what the cache may take, and in words what computes.
-    pub fn load(&self, job: &Job) -> Result<(Box<dyn Engine>, u64, &'static str)> {
+    /// Loads the weights.
+    pub fn load(&self, job: &Job) -> Result<Loaded> {
+        let mut span_tokens_max = 0;
         let (engine, auto, device): (Box<dyn Engine>, u64, _) = match self {
             Self::Fake => (Box::new(FakeEngine::new(FakeModel::bytes())), 8 << 30, "no model: the tokens are made up"),
             Self::Files(files) => {
+                let image = Towers::new(files)?.image;
+                let image_tokens_max = image.as_ref().map_or(0, |image| image.rule.soft_tokens_max);
+                if image.is_some_and(|image| image.both_ways) {
+                    span_tokens_max = image_tokens_max;
+                }
                 let options = MlxOptions {
                     device: job.model.device,
                     dtype: job.model.dtype,
                     plain: false,
                     weights: WeightForm::Auto,
                     rows: job.batching.rows,
+                    image_tokens_max,
                 };
                 let engine = MlxEngine::load(&weight_files(files), files.config(), options)
                     .with_context(|| format!("failed to load {}", job.model.path))?;
@@ -166,8 +173,19 @@ impl Model {
             KvBudget::Auto => auto,
             KvBudget::Bytes(bytes) => bytes,
         };
-        Ok((engine, kv_bytes_max, device))
+        Ok(Loaded { engine, kv_bytes_max, device, span_tokens_max })
     }
+}
+
+/// An engine with its weights.
+pub struct Loaded {
+    pub engine: Box<dyn Engine>,
+    /// What cache and scratch may take.
+    pub kv_bytes_max: u64,
+    /// In words what computes.
+    pub device: &'static str,
+    /// Tokens of the longest image whose tokens see each other both ways; 0 where none do.
+    pub span_tokens_max: u32,
 }
 
 /// Files of a results folder that a pattern may take for input.

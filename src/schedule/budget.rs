@@ -27,6 +27,8 @@ pub struct Price {
     pub decode_bytes_per_slot: u64,
     /// Scratch of encoding the recordings or images of admitted rows, as many at once as the engine takes.
     pub encode_bytes: u64,
+    /// What media have become, from the admission of their rows to the end of their prompts: bytes a prompt token.
+    pub soft_bytes_per_token: u64,
     /// Whether keys and values at a position depend on the tokens up to it alone, so that they serve all that starts with those.
     pub prefixes: bool,
 }
@@ -119,7 +121,10 @@ impl Limits {
         let decode = self.price.decode_bytes_per_slot.saturating_mul(u64::from(slots));
         // One after the other: an encoder's scratch is free again before the prompt is computed.
         let scratch = prefill.max(self.price.encode_bytes).max(decode);
-        self.price.cache_bytes(slots, slot_tokens).saturating_add(scratch)
+        // Of the one prompt that may go on over several steps, and of those that a step computes with it.
+        let soft_tokens = u64::from(slot_tokens).saturating_add(u64::from(self.step_tokens_max()));
+        let soft = self.price.soft_bytes_per_token.saturating_mul(soft_tokens);
+        self.price.cache_bytes(slots, slot_tokens).saturating_add(scratch).saturating_add(soft)
     }
 
     /// Refuses a row that could not be computed even alone.
@@ -218,6 +223,7 @@ mod tests {
             padding_tokens: 0,
             decode_bytes_per_slot: 0,
             encode_bytes: 0,
+            soft_bytes_per_token: 0,
             prefixes: true,
         }
     }

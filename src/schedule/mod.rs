@@ -497,6 +497,7 @@ mod tests {
             decode_bytes_per_slot: 0,
             padding_tokens: 0,
             encode_bytes: 0,
+            soft_bytes_per_token: 0,
             prefixes: true,
         };
         Limits {

@@ -126,7 +126,7 @@ impl Linear {
     fn outputs(&self) -> Option<i32> {
         match self {
             Self::Dense { weight, .. } => Some(weight.dim(1)),
-            Self::Quantized { weight, .. } => Some(weight.dim(0)),
+            Self::Quantized { matrix, .. } => Some(matrix.weight.dim(0)),
             Self::Host { .. } => None,
         }
     }

@@ -35,6 +35,7 @@ use super::{
     ffi,
     weights::{Loader, WeightError},
 };
+use crate::schedule::Medium;
 
 /// A causal language model, or the decoder of a model with an encoder. The cache is an argument, never a field.
 pub trait Model {
@@ -70,6 +71,12 @@ pub trait Model {
     fn encoder(&self) -> Option<&dyn Encoder> {
         None
     }
+
+    /// What sees and hears for this model: its soft tokens stand where a prompt has placeholders
+    /// ([`Step::with_soft_tokens`](super::cache::Step::with_soft_tokens)).
+    fn towers(&self) -> Option<&dyn Towers> {
+        None
+    }
 }
 
 /// Bytes that a pass takes for what it computes on its way.
@@ -82,6 +89,19 @@ pub struct Scratch {
     pub bytes_per_slot: u64,
     /// Of a pass without prompts, for each slot.
     pub decode_bytes_per_slot: u64,
+}
+
+/// What makes soft tokens of images and recordings.
+pub trait Towers {
+    /// Soft tokens of each medium, (its tokens, hidden) each. What a medium gives does not depend on the others. On the CPU it is
+    /// computed before this returns.
+    fn encode(&self, media: &[&Medium]) -> Result<Vec<Array>, EngineError>;
+
+    /// Bytes of scratch that encoding `media` of each kind at once takes, images of `image_tokens_max` soft tokens among them.
+    fn encode_bytes(&self, media: u64, image_tokens_max: u64, dtype_bytes: u64) -> u64;
+
+    /// Bytes of a soft token until its place in the prompt has been computed.
+    fn soft_token_bytes(&self, dtype_bytes: u64) -> u64;
 }
 
 /// The half of a speech model that hears.

@@ -139,6 +139,11 @@ impl Loader {
         self.tensors.remove(name);
     }
 
+    /// Whether there is a tensor left whose name is one of these.
+    pub fn has_where(&self, wanted: impl Fn(&str) -> bool) -> bool {
+        self.tensors.keys().any(|name| wanted(name))
+    }
+
     /// Drops every tensor whose name is one that the model does not need.
     pub fn ignore_where(&mut self, unneeded: impl Fn(&str) -> bool) {
         self.tensors.retain(|name, _| !unneeded(name));
@@ -188,6 +193,18 @@ impl Loader {
             *tensor = tensor.transpose_axes(&[0, 2, 1])?;
         }
         self.tensor(&name, &[output, kernel, input])
+    }
+
+    /// As [`Loader::conv1d`] over two axes, (output, kernel, kernel, input), where PyTorch has (output, input, kernel, kernel).
+    pub fn conv2d(&mut self, module: &str, input: i32, output: i32, kernel: i32) -> Result<Array, WeightError> {
+        let (name, shape) = (format!("{module}.weight"), [output, kernel, kernel, input]);
+        if let Some(tensor) = self.tensors.get_mut(&name)
+            && tensor.shape() == [output, input, kernel, kernel]
+            && tensor.shape() != shape
+        {
+            *tensor = tensor.transpose_axes(&[0, 2, 3, 1])?;
+        }
+        self.tensor(&name, &shape)
     }
 
     /// `module.weight` (output, input), dense or quantized, and `module.bias` (output) where `bias` says so.

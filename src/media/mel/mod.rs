@@ -10,7 +10,7 @@ mod whisper;
 #[cfg(test)]
 mod golden_tests;
 #[cfg(test)]
-pub(super) mod signals;
+pub(crate) mod signals;
 
 pub use usm::{UsmFeatures, UsmMel, soft_tokens};
 pub use whisper::WhisperMel;

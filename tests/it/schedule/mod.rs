@@ -27,6 +27,7 @@ fn price(slot_tokens_step: u32) -> Price {
         padding_tokens: 0,
         decode_bytes_per_slot: 0,
         encode_bytes: 0,
+        soft_bytes_per_token: 0,
         prefixes: true,
     }
 }

@@ -28,7 +28,17 @@ struct Job {
 }
 
 fn job() -> impl Strategy<Value = Job> {
-    let price = (1..4u64, vec((1..32u32, 1..4u64), 0..3), 0..8u64, 1..9u32, 0..3u64, 0..2u64, (0..5u32, 0..6u64), 0..60u64, 0..9u8)
+    let price = (
+        1..4u64,
+        vec((1..32u32, 1..4u64), 0..3),
+        0..8u64,
+        1..9u32,
+        0..3u64,
+        0..2u64,
+        (0..5u32, 0..6u64),
+        (0..60u64, 0..2u64),
+        0..9u8,
+    )
         .prop_map(
             |(
                 full_bytes_per_token,
@@ -38,7 +48,7 @@ fn job() -> impl Strategy<Value = Job> {
                 prefill_bytes_per_token,
                 prefill_bytes_per_pair,
                 (padding_tokens, decode_bytes_per_slot),
-                encode_bytes,
+                (encode_bytes, soft_bytes_per_token),
                 prefixes,
             )| Price {
                 full_bytes_per_token,
@@ -50,6 +60,7 @@ fn job() -> impl Strategy<Value = Job> {
                 padding_tokens,
                 decode_bytes_per_slot,
                 encode_bytes,
+                soft_bytes_per_token,
                 prefixes: prefixes > 0,
             },
         );

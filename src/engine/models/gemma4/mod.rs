@@ -2,45 +2,80 @@
 //!
 //! Sources: transformers `modeling_gemma4.py`; mlx-vlm `models/gemma4/`; mlx-lm `models/gemma4_text.py`.
 
+mod audio;
+mod clipped;
 mod config;
+mod conformer;
 mod layer;
 mod text;
 #[cfg(test)]
 mod text_test;
+mod tower;
+#[cfg(test)]
+mod tower_test;
+mod vision;
 
 use mlx_rs::{Array, ops};
 use serde_json::Value;
 
-use super::{Model, Scratch};
-use crate::engine::{
-    EngineError,
-    cache::{Cache, LayerLayout, SoftTokens, Step},
-    ffi,
-    weights::{Loader, WeightError},
+use super::{Model, Scratch, Towers, parse};
+use crate::{
+    engine::{
+        EngineError,
+        cache::{Cache, LayerLayout, SoftTokens, Step},
+        ffi,
+        weights::{Loader, WeightError},
+    },
+    schedule::{Medium, MediumContent},
 };
+use audio::{AudioTower, RecordingFeatures};
 pub use config::Config;
 use text::TextModel;
+use vision::{ImagePatches, VisionTower};
+
+/// The longest recording that the processor makes features of: 30 s.
+const RECORDING_FRAMES_MAX: u64 = 3000;
 
 pub struct Gemma4 {
     text: TextModel,
     /// What stands in a prompt for images, recordings and films.
     placeholders: Vec<i32>,
+    /// None where the weights have none, whatever config.json promises.
+    vision: Option<VisionTower>,
+    audio: Option<AudioTower>,
+    hidden_size: i32,
 }
 
 /// Of `gemma4`, and of `gemma4_text`, which has neither towers nor placeholders.
 pub fn load(config: &Value, mut loader: Loader) -> Result<Gemma4, WeightError> {
-    let config = Config::read(config)?;
+    let whole = config;
+    let config = Config::read(whole)?;
     // Recorded bounds that files have for the text model too count in towers alone.
     loader.ignore_where(|name| {
         let bound = [".input_min", ".input_max", ".output_min", ".output_max"].iter().any(|bound| name.ends_with(bound));
         bound && !name.starts_with("vision_tower.") && !name.starts_with("audio_tower.")
     });
+    let hidden_size = config.text.hidden_size;
     let text = TextModel::load(&config.text, &mut loader)?;
-    // Until there is something that computes them.
-    const TOWERS: [&str; 4] = ["vision_tower.", "embed_vision.", "audio_tower.", "embed_audio."];
-    loader.ignore_where(|name| TOWERS.iter().any(|tower| name.starts_with(tower)));
+    // A tower is there where its tensors are.
+    let section = |key: &str| whole.get(key).filter(|section| section.is_object());
+    let has = |loader: &Loader, tower: &str| loader.has_where(|name| name.starts_with(tower));
+    let vision = match section("vision_config").filter(|_| has(&loader, "vision_tower.")) {
+        Some(own) => Some(vision::load(&parse(own)?, &mut loader, hidden_size)?),
+        None => None,
+    };
+    let audio = match section("audio_config").filter(|_| has(&loader, "audio_tower.")) {
+        Some(own) => Some(audio::load(&parse(own)?, &mut loader, hidden_size)?),
+        None => None,
+    };
+    // What is left of a tower that is not there, as converted files have it, is of no use.
+    let (sees, hears) = (vision.is_some(), audio.is_some());
+    loader.ignore_where(|name| {
+        (!sees && (name.starts_with("vision_tower.") || name.starts_with("embed_vision.")))
+            || (!hears && (name.starts_with("audio_tower.") || name.starts_with("embed_audio.")))
+    });
     loader.finish()?;
-    Ok(Gemma4 { text, placeholders: config.placeholders() })
+    Ok(Gemma4 { text, placeholders: config.placeholders(), vision, audio, hidden_size })
 }
 
 impl Gemma4 {
@@ -104,5 +139,75 @@ impl Model for Gemma4 {
 
     fn shares_prefixes(&self) -> bool {
         true
+    }
+
+    fn towers(&self) -> Option<&dyn Towers> {
+        (self.vision.is_some() || self.audio.is_some()).then_some(self)
+    }
+}
+
+impl Towers for Gemma4 {
+    fn encode(&self, media: &[&Medium]) -> Result<Vec<Array>, EngineError> {
+        let missing = |what: &str| EngineError::Mlx(format!("the model has no weights for {what}"));
+        let (mut images, mut recordings) = (Vec::new(), Vec::new());
+        for medium in media {
+            match &*medium.content {
+                MediumContent::Image(patches) => images.push(ImagePatches {
+                    values: &patches.values,
+                    columns: patches.columns as i32,
+                    rows: patches.rows as i32,
+                }),
+                MediumContent::Audio(features) => recordings.push(RecordingFeatures { features, soft_tokens: medium.tokens }),
+            }
+        }
+        let of_images = match (&self.vision, images.is_empty()) {
+            (_, true) => None,
+            (Some(vision), false) => {
+                let places = media.iter().filter(|medium| matches!(*medium.content, MediumContent::Image(_)));
+                if let Some((image, medium)) =
+                    images.iter().zip(places).find(|(image, medium)| vision.soft_tokens(image) != medium.tokens as i32)
+                {
+                    let (made, placed) = (vision.soft_tokens(image), medium.tokens);
+                    return Err(EngineError::Mlx(format!(
+                        "an image becomes {made} soft tokens and has {placed} places in the prompt"
+                    )));
+                }
+                Some(vision.encode(&images)?)
+            }
+            (None, false) => return Err(missing("images")),
+        };
+        let of_recordings = match (&self.audio, recordings.is_empty()) {
+            (_, true) => None,
+            (Some(audio), false) => Some(audio.encode(&recordings)?),
+            (None, false) => return Err(missing("recordings")),
+        };
+        let (mut images_done, mut recordings_done) = (0, 0);
+        let mut each = Vec::with_capacity(media.len());
+        for medium in media {
+            let (all, done) = match &*medium.content {
+                MediumContent::Image(_) => (&of_images, &mut images_done),
+                MediumContent::Audio(_) => (&of_recordings, &mut recordings_done),
+            };
+            let tokens = medium.tokens as i32;
+            let Some(all) = all.as_ref().filter(|all| *done + tokens <= all.dim(0)) else {
+                return Err(EngineError::Mlx(format!("a tower made too few soft tokens: {tokens} have places in the prompt")));
+            };
+            each.push(ffi::slice(all, &[*done, 0], &[*done + tokens, self.hidden_size])?);
+            *done += tokens;
+        }
+        Ok(each)
+    }
+
+    fn encode_bytes(&self, media: u64, image_tokens_max: u64, dtype_bytes: u64) -> u64 {
+        let of_images = self.vision.as_ref().map_or(0, |vision| {
+            let patches = image_tokens_max * vision.patches_per_token();
+            vision.encode_bytes(media * patches, patches, dtype_bytes)
+        });
+        let of_recordings = self.audio.as_ref().map_or(0, |audio| audio.encode_bytes(media, RECORDING_FRAMES_MAX));
+        of_images + of_recordings
+    }
+
+    fn soft_token_bytes(&self, dtype_bytes: u64) -> u64 {
+        self.hidden_size as u64 * dtype_bytes
     }
 }

@@ -1,0 +1,287 @@
+//! Gemma 4 from files and sounds to tokens, against mlx-vlm's greedy streams: what `fixtures/make_gemma4_goldens.py` wrote.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    env, fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use image::{ImageFormat, RgbImage};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::open::weight_files;
+use crate::{
+    engine::{Engine, MlxEngine, MlxOptions, WeightForm},
+    job::{self, Audio},
+    manifest::{self, MediumKind},
+    media::{MediaSource, signal},
+    model::{self, ModelFiles, Towers},
+    prompt::{Sensed, Senses},
+    schedule::{Limits, Medium, Plan, Request, Scheduler, SequenceId},
+};
+
+#[derive(Deserialize)]
+struct Golden {
+    pictures: BTreeMap<String, (u32, u32)>,
+    sounds: BTreeMap<String, (String, usize)>,
+    cases: BTreeMap<String, Case>,
+    float32: BTreeMap<String, Stream>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    parts: Vec<Value>,
+    ids: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct Stream {
+    tokens: Vec<u32>,
+}
+
+/// As `picture` of fixtures/gemma4_oracle.py has it, in a PNG file.
+fn picture(width: u32, height: u32) -> Vec<u8> {
+    let pixel = |x: u32, y: u32| {
+        let squares = ((x / 8 + y / 8) % 2) * 85;
+        let (red, green) = (x * 255 / (width - 1).max(1), (y * 255 / (height - 1).max(1) + squares) % 256);
+        image::Rgb([red, green, (x * x + 3 * y * y) / 64 % 256].map(|number| number as u8))
+    };
+    let mut file = std::io::Cursor::new(Vec::new());
+    RgbImage::from_fn(width, height, pixel).write_to(&mut file, ImageFormat::Png).unwrap();
+    file.into_inner()
+}
+
+/// A WAV file of float32 at 16 kHz.
+fn sound(samples: &[f32]) -> Vec<u8> {
+    let bytes = 4 * samples.len() as u32;
+    let mut file = b"RIFF".to_vec();
+    file.extend((36 + bytes).to_le_bytes());
+    file.extend(b"WAVEfmt ");
+    for word in [16u32, 0x0001_0003, 16_000, 64_000, 0x0020_0004] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend(b"data");
+    file.extend(bytes.to_le_bytes());
+    file.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
+    file
+}
+
+struct Subject {
+    name: &'static str,
+    golden: Golden,
+    files: ModelFiles,
+    towers: Towers,
+}
+
+impl Subject {
+    fn open(name: &'static str) -> Option<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let fixtures = env::var_os("MLXBATCH_FIXTURES").map_or(root.join(".fixtures"), PathBuf::from);
+        let folder = fixtures.join("gemma4").join(name);
+        if !folder.is_dir() {
+            println!("skipped: {} is not there: run `make fixtures`", folder.display());
+            return None;
+        }
+        let golden = serde_json::from_slice(&fs::read(root.join(format!("goldens/gemma4/{name}.json"))).unwrap()).unwrap();
+        let files = model::locate(folder.to_str().unwrap()).unwrap();
+        let towers = Towers::new(&files).unwrap();
+        Some(Self { name, golden, files, towers })
+    }
+
+    fn engine(&self) -> MlxEngine {
+        let options = MlxOptions {
+            device: job::Device::Cpu,
+            dtype: job::Dtype::Float32,
+            plain: false,
+            weights: WeightForm::Auto,
+            rows: 8,
+            image_tokens_max: self.towers.image.as_ref().map_or(0, |image| image.rule.soft_tokens_max),
+        };
+        MlxEngine::load(&weight_files(&self.files), self.files.config(), options).unwrap()
+    }
+
+    fn sense(&self, part: &Value) -> Option<Sensed> {
+        let (kind, name) = match part["type"].as_str() {
+            Some("image") => (MediumKind::Image, part["image"].as_str().unwrap()),
+            Some("audio") => (MediumKind::Audio, part["audio"].as_str().unwrap()),
+            _ => return None,
+        };
+        let bytes = match kind {
+            MediumKind::Image => {
+                let (width, height) = self.golden.pictures[name];
+                picture(width, height)
+            }
+            MediumKind::Audio => {
+                let (of, samples) = &self.golden.sounds[name];
+                sound(&signal(of, *samples))
+            }
+        };
+        let source = MediaSource::Bytes { name: name.to_owned(), bytes: bytes.into() };
+        Some(Senses::new(self.towers.clone(), Audio::default()).sense(&manifest::Medium { kind, source }).unwrap())
+    }
+
+    /// With media where the reference's ids have placeholders.
+    fn request(&self, case: &str, sequence: u64) -> Request {
+        let Case { parts, ids } = &self.golden.cases[case];
+        let mut at = 0;
+        let mut media = Vec::new();
+        for Sensed { content, soft_tokens, identity, kind, .. } in parts.iter().filter_map(|part| self.sense(part)) {
+            let token = match kind {
+                MediumKind::Image => self.towers.image.as_ref().unwrap().placeholder.token,
+                MediumKind::Audio => self.towers.audio.as_ref().unwrap().placeholder.token,
+            };
+            let first = at + ids[at..].iter().position(|id| *id == token).unwrap();
+            at = first + soft_tokens as usize;
+            assert!(ids[first..at].iter().all(|id| *id == token) && ids[at] != token, "{case}: other soft tokens");
+            media.push(Medium { first: first as u32, tokens: soft_tokens, content, identity });
+        }
+        let (sees, hears) = (case.contains("image"), case.contains("audio"));
+        let both_ways = self.towers.image.as_ref().is_some_and(|image| image.both_ways);
+        Request {
+            sequence: SequenceId(sequence),
+            prompt: ids.clone(),
+            max_tokens: self.golden.float32[case].tokens.len() as u32,
+            stop_tokens: Arc::new([]),
+            generation: Arc::default(),
+            seed: 0,
+            window: None,
+            media,
+            whole_spans: both_ways && sees && !hears,
+        }
+    }
+
+    /// Greedy tokens of each request, so many together, in chunks; a row is brought only so many steps behind the one before.
+    fn run(&self, requests: Vec<Request>, how: How, plant: impl Fn(&mut Request)) -> Vec<Vec<u32>> {
+        let mut engine = self.engine();
+        let limits = Limits {
+            rows: how.rows,
+            prefill_chunk: how.chunk,
+            prompt_concurrency: 4,
+            kv_bytes_max: 1 << 30,
+            price: engine.price(),
+            context_length: 4096,
+            prefix_tokens_min: how.prefix_tokens_min,
+            span_tokens_max: self.towers.image.as_ref().map_or(0, |image| image.rule.soft_tokens_max),
+        };
+        let mut scheduler = Scheduler::new(limits);
+        let mut rows = vec![Vec::new(); requests.len()];
+        let mut left = VecDeque::from(requests);
+        let mut launched = VecDeque::<Plan>::new();
+        let mut step = 0;
+        while !left.is_empty() || !scheduler.is_idle() {
+            let due = step % how.apart == 0 || scheduler.is_idle();
+            if due && scheduler.wants() > 0 {
+                if let Some(mut request) = left.pop_front() {
+                    plant(&mut request);
+                    scheduler.add(Arc::new(request)).unwrap();
+                }
+            }
+            step += 1;
+            let plan = scheduler.plan();
+            let idle = plan.is_empty();
+            if !idle {
+                engine.launch(&plan).unwrap();
+                launched.push_back(plan);
+            }
+            if (idle || launched.len() == 2)
+                && let Some(plan) = launched.pop_front()
+            {
+                let sampled = engine.collect().unwrap();
+                for row in scheduler.commit(&plan, &sampled).unwrap() {
+                    rows[row.sequence.0 as usize] = row.tokens;
+                }
+            }
+        }
+        rows
+    }
+}
+
+#[derive(Clone, Copy)]
+struct How {
+    rows: u32,
+    chunk: u32,
+    apart: u32,
+    prefix_tokens_min: Option<u32>,
+}
+
+const ALONE: How = How { rows: 1, chunk: 512, apart: 1, prefix_tokens_min: None };
+
+const NAMES: [&str; 12] = [
+    "e2b",
+    "dense",
+    "moe",
+    "e2b-4bit-g64",
+    "e2b-4bit-g32",
+    "e2b-mxfp4",
+    "e2b-mxfp8",
+    "e2b-nvfp4",
+    "e2b-mixed",
+    "e2b-sidecar",
+    "moe-4bit-g64",
+    "moe-mxfp4",
+];
+
+fn agree(subject: &Subject, cases: &[&String], rows: &[Vec<u32>], how: &str) {
+    for (case, tokens) in cases.iter().zip(rows) {
+        let golden = &subject.golden.float32[*case].tokens;
+        let first = tokens.iter().zip(golden).position(|(ours, theirs)| ours != theirs);
+        assert_eq!((first, tokens.len()), (None, golden.len()), "{} {case}, {how}: the first token that differs", subject.name);
+    }
+}
+
+#[test]
+#[ignore = "needs the checkpoints of `make fixtures`"]
+fn every_prompt_has_the_references_tokens_alone() {
+    for subject in NAMES.into_iter().filter_map(Subject::open) {
+        let cases: Vec<&String> = subject.golden.cases.keys().collect();
+        for (how, chunk) in [("whole", 512), ("in chunks of 7", 7)] {
+            let requests = (0..).zip(&cases).map(|(row, case)| subject.request(case, row)).collect();
+            let rows = subject.run(requests, How { chunk, ..ALONE }, |_| {});
+            agree(&subject, &cases, &rows, how);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs the checkpoints of `make fixtures`"]
+fn rows_of_text_images_and_sounds_together_are_themselves_alone() {
+    for subject in ["e2b", "dense", "moe", "e2b-4bit-g64", "e2b-sidecar"].into_iter().filter_map(Subject::open) {
+        // Each case twice, in two orders.
+        let mut cases: Vec<&String> = subject.golden.cases.keys().collect();
+        let again: Vec<&String> = cases.iter().rev().copied().collect();
+        cases.extend(again);
+        for (rows, chunk, apart, prefix_tokens_min) in [(2, 512, 3, None), (4, 64, 7, None), (8, 40, 1, None), (8, 512, 2, Some(8))]
+        {
+            let requests = (0..).zip(&cases).map(|(row, case)| subject.request(case, row)).collect();
+            let tokens = subject.run(requests, How { rows, chunk, apart, prefix_tokens_min }, |_| {});
+            agree(&subject, &cases, &tokens, &format!("{rows} rows, chunks of {chunk}, {apart} steps apart"));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs the checkpoints of `make fixtures`"]
+fn planted_faults_turn_the_gate_red() {
+    let Some(dense) = Subject::open("dense") else { return };
+    let same = |subject: &Subject, case: &str, plant: fn(&mut Request)| {
+        let rows = subject.run(vec![subject.request(case, 0)], ALONE, plant);
+        rows[0] == subject.golden.float32[case].tokens
+    };
+    assert!(same(&dense, "image", |_| {}) && same(&dense, "image_audio", |_| {}), "without a fault");
+    assert!(!same(&dense, "image", |request| request.whole_spans = false), "an image whose tokens do not see each other both ways");
+    assert!(!same(&dense, "image_audio", |request| request.whole_spans = true), "the overlay beside a recording");
+    let turned = |request: &mut Request| request.media.iter_mut().for_each(|medium| medium.first -= 1);
+    assert!(!same(&dense, "image", turned), "soft tokens a place too early");
+    let Some(e2b) = Subject::open("e2b") else { return };
+    assert!(same(&e2b, "two_images", |_| {}), "without a fault");
+    let swapped = |request: &mut Request| {
+        let (first, second) = request.media.split_at_mut(1);
+        std::mem::swap(&mut first[0].content, &mut second[0].content);
+    };
+    let alike = e2b.request("two_images", 0).media;
+    if alike[0].tokens == alike[1].tokens {
+        assert!(!same(&e2b, "two_images", swapped), "images in each other's place");
+    }
+}
