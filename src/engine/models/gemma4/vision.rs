@@ -204,7 +204,7 @@ impl VisionTower {
         let (hidden, middle) = (config.hidden_size as u64, config.intermediate_size as u64);
         let (heads, head_dim) = (config.num_attention_heads as u64, config.head_dim as u64);
         // A layer's hidden states and its widest ones with what comes of them, or queries, keys, values as they are turned.
-        let layer = hidden * 4 + (middle * 4).max(heads * head_dim * 10);
+        let layer = hidden * 5 + (middle * 4).max(heads * head_dim * 10);
         let pixels = 4 * 2 * (CHANNELS * config.patch_size * config.patch_size) as u64;
         let scores = match self.device {
             Compute::Host => 2 * 4 * patches_max * patches_max,
