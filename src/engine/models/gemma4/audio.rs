@@ -3,8 +3,8 @@
 //! Recordings of a batch are filled up to the longest with frames that count for nothing: convolutions see zeros there, as beyond a
 //! recording's end, and attention does not look at them. So a recording's tokens are the same in any company.
 //!
-//! Sources: mlx-vlm `gemma4/audio.py`; transformers `modeling_gemma4.py`; arXiv:2303.01037. The tower computes in float32 whatever its
-//! weights are stored in, as mlx-vlm does, which never rounds the features.
+//! Sources: mlx-vlm `gemma4/audio.py`; transformers `modeling_gemma4.py`; arXiv:2303.01037. The tower computes in float32
+//! whatever its weights are stored in, as mlx-vlm does, which never rounds the features.
 
 use mlx_rs::{Array, fast, ops};
 use serde::Deserialize;

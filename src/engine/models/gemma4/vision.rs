@@ -176,8 +176,8 @@ impl VisionTower {
         image.patches() / (self.config.pooling_kernel_size * self.config.pooling_kernel_size)
     }
 
-    /// Images into soft tokens, one image's after the other's: (all soft tokens, text hidden), in the dtype of the weights. An image
-    /// sees itself alone. On the CPU it is computed before this returns.
+    /// Images into soft tokens, one image's after the other's: (all soft tokens, text hidden), in the dtype of the weights. An
+    /// image sees itself alone. On the CPU it is computed before this returns.
     pub fn encode(&self, images: &[ImagePatches<'_>]) -> Result<Array, EngineError> {
         for image in images {
             self.check(image)?;
@@ -198,7 +198,8 @@ impl VisionTower {
         Ok(tokens)
     }
 
-    /// Bytes of scratch that encoding images takes, which have `patches` together and `patches_max` at most, beside their soft tokens.
+    /// Bytes of scratch that encoding images takes, which have `patches` together and `patches_max` at most,
+    /// beside their soft tokens.
     pub fn encode_bytes(&self, patches: u64, patches_max: u64, dtype_bytes: u64) -> u64 {
         let config = &self.config;
         let (hidden, middle) = (config.hidden_size as u64, config.intermediate_size as u64);
