@@ -3,8 +3,8 @@
 //! Recordings of a batch are filled up to the longest with frames that count for nothing: convolutions see zeros there, as beyond a
 //! recording's end, and attention does not look at them. So a recording's tokens are the same in any company.
 //!
-//! Sources: mlx-vlm `gemma4/audio.py`; transformers `modeling_gemma4.py`; arXiv:2303.01037. The tower computes in float32 whatever its
-//! weights are stored in, as mlx-vlm does, which never rounds the features.
+//! Sources: mlx-vlm `gemma4/audio.py`; transformers `modeling_gemma4.py`; arXiv:2303.01037. The tower computes in float32
+//! whatever its weights are stored in, as mlx-vlm does, which never rounds the features.
 
 use mlx_rs::{Array, fast, ops};
 use serde::Deserialize;
@@ -220,15 +220,18 @@ impl AudioTower {
         let [first, second] = config.subsampling_conv_channels.map(|channels| channels as u64);
         let bins = BINS as u64;
         let kernel = (SUBSAMPLING_KERNEL * SUBSAMPLING_KERNEL) as u64;
-        // What a convolution takes, unfolds and gives, as numbers a frame.
-        let first_stage = bins * 2 + bins / 4 * (kernel + 3 * first);
+        // What each convolution takes, unfolds and gives, as numbers a frame; the CPU does it a recording at a time.
+        let first_stage = bins * 4 + bins / 4 * (kernel + 3 * first);
         let second_stage = bins / 4 * 2 * first + bins / 16 * (kernel * first + 3 * second);
+        let flat = bins / 16 * second;
+        let at_once = if self.on_cpu { 1 } else { recordings };
+        let convolutions = at_once * (first_stage + second_stage) + recordings * flat;
         // Four frames a token: the widest of a layer with what comes of it; or queries, keys and values and what is seen of each.
         let (hidden, heads) = (config.hidden_size as u64, config.num_attention_heads as u64);
         let (chunk, context) = (config.window().chunk as u64, config.window().span() as u64);
         let attention = hidden * 8 + 3 * hidden * context.div_ceil(chunk) + 3 * heads * context;
         let layer = (hidden * 2 + (4 * hidden * 4).max(attention)).div_ceil(4);
-        4 * recordings * frames.max(1) * first_stage.max(second_stage).max(layer)
+        4 * frames.max(1) * convolutions.max(recordings * (layer + flat))
     }
 }
 

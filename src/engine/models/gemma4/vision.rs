@@ -181,8 +181,8 @@ impl VisionTower {
         (self.config.pooling_kernel_size * self.config.pooling_kernel_size) as u64
     }
 
-    /// Images into soft tokens, one image's after the other's: (all soft tokens, text hidden), in the dtype of the weights. An image
-    /// sees itself alone. On the CPU it is computed before this returns.
+    /// Images into soft tokens, one image's after the other's: (all soft tokens, text hidden), in the dtype of the weights. An
+    /// image sees itself alone. On the CPU it is computed before this returns.
     pub fn encode(&self, images: &[ImagePatches<'_>]) -> Result<Array, EngineError> {
         for image in images {
             self.check(image)?;
@@ -203,13 +203,14 @@ impl VisionTower {
         Ok(tokens)
     }
 
-    /// Bytes of scratch that encoding images takes, which have `patches` together and `patches_max` at most, beside their soft tokens.
+    /// Bytes of scratch that encoding images takes, which have `patches` together and `patches_max` at most,
+    /// beside their soft tokens.
     pub fn encode_bytes(&self, patches: u64, patches_max: u64, dtype_bytes: u64) -> u64 {
         let config = &self.config;
         let (hidden, middle) = (config.hidden_size as u64, config.intermediate_size as u64);
         let (heads, head_dim) = (config.num_attention_heads as u64, config.head_dim as u64);
         // A layer's hidden states and its widest ones with what comes of them, or queries, keys, values as they are turned.
-        let layer = hidden * 4 + (middle * 4).max(heads * head_dim * 10);
+        let layer = hidden * 5 + (middle * 4).max(heads * head_dim * 10);
         let pixels = 4 * 2 * (CHANNELS * config.patch_size * config.patch_size) as u64;
         let scores = match self.device {
             Compute::Host => 2 * 4 * patches_max * patches_max,
