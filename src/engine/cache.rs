@@ -13,7 +13,9 @@ mod step;
 use mlx_rs::{Array, Dtype, ops, transforms};
 
 pub use cross::CrossLayout;
-pub use step::{Chunk, Places, SoftTokens, Span, Step};
+#[cfg(test)]
+pub use step::Span;
+pub use step::{Chunk, Places, SoftTokens, Step};
 
 use super::{EngineError, ffi};
 use attend::ChunkKeys;

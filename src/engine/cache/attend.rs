@@ -1,4 +1,5 @@
-//! Attention over the cache: chunks of prompts and decoding rows, in layers that own their keys and in layers that look up another's.
+//! Attention over the cache: chunks of prompts and decoding rows, in layers with keys of their own and in layers that look up
+//! another's.
 
 use mlx_rs::{Array, fast, ops};
 
@@ -195,8 +196,8 @@ impl Cache {
         Ok(attend(&seen(&stored.keys)?, &seen(&stored.values)?, mask.as_ref())?)
     }
 
-    /// bool (length, past + length) of chunk `index`: a query sees itself, the `window - 1` tokens before it, and what stands behind
-    /// it in its span. Layers with the same window share it.
+    /// bool (length, past + length) of chunk `index`: a query sees itself, the `window - 1` tokens before it, and what stands
+    /// behind it in its span. Layers with the same window share it.
     fn window_mask(&mut self, index: usize, window: i32, past: i32, step: &Step) -> Array {
         if let Some((_, mask)) = self.chunk_masks.iter().find(|(of, _)| *of == (index, window)) {
             return mask.clone();

@@ -1,7 +1,7 @@
 //! Matrices as MLX quantizes them.
 //!
-//! Modes: MLX's `mx.quantize`; MX formats are those of the Open Compute Project's "Microscaling Formats (MX) Specification", NVFP4 is
-//! NVIDIA's.
+//! Modes: MLX's `mx.quantize`; MX formats are those of the Open Compute Project's "Microscaling Formats (MX) Specification", NVFP4
+//! is NVIDIA's.
 
 use std::ffi::CStr;
 

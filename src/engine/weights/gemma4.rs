@@ -1,8 +1,9 @@
 //! Tensors of a Gemma 4 under one set of names: `model.layers.…` for the text model, as a text model alone has them, and
 //! `vision_tower.…`, `embed_vision.…`, `audio_tower.…`, `embed_audio.…` for what sees and hears.
 //!
-//! Google's checkpoints have `model.language_model.layers.…` and `model.vision_tower.…`, MLX's `language_model.model.layers.…` and
-//! `vision_tower.…`. Those that mlx-optiq writes have the towers, unquantized, in a file of their own beside a quantized text model.
+//! Google's checkpoints have `model.language_model.layers.…` and `model.vision_tower.…`, MLX's have
+//! `language_model.model.layers.…` and `vision_tower.…`. Those that mlx-optiq writes have the towers, unquantized, in a file of
+//! their own beside a quantized text model.
 
 use std::{
     collections::BTreeMap,

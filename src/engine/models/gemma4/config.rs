@@ -55,6 +55,13 @@ pub struct TextConfig {
     pub final_logit_softcapping: Option<f32>,
     pub tie_word_embeddings: Option<bool>,
     pub use_bidirectional_attention: Option<String>,
+    /// What full layers have where `rope_parameters` does not say; of no file.
+    #[serde(skip, default = "full_rope")]
+    full_rope: Value,
+}
+
+fn full_rope() -> Value {
+    serde_json::json!({ "rope_type": "proportional", "partial_rotary_factor": 0.25 })
 }
 
 impl Default for TextConfig {
@@ -86,6 +93,7 @@ impl Default for TextConfig {
             final_logit_softcapping: None,
             tie_word_embeddings: Some(true),
             use_bidirectional_attention: None,
+            full_rope: full_rope(),
         }
     }
 }
@@ -268,7 +276,11 @@ impl TextConfig {
     /// Base and scaling of a layer's rope.
     pub fn rope(&self, full: bool) -> (f64, Option<&Value>) {
         let own = self.rope_parameters.as_ref().and_then(|all| all.get(if full { "full_attention" } else { "sliding_attention" }));
-        (rope_theta(None, own).unwrap_or(1e4), own)
+        match own {
+            Some(own) => (rope_theta(None, Some(own)).unwrap_or(1e4), Some(own)),
+            None if full => (1e6, Some(&self.full_rope)),
+            None => (1e4, None),
+        }
     }
 }
 

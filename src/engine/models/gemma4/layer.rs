@@ -1,5 +1,5 @@
-//! A layer of the text model: attention, then a feed-forward half, alone or beside a mixture of experts, then what the layer takes in
-//! of the token itself.
+//! A layer of the text model: attention, then a feed-forward half, alone or beside a mixture of experts, then what the layer takes
+//! in of the token itself.
 
 use mlx_rs::{Array, fast, ops};
 

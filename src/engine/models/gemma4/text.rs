@@ -79,7 +79,7 @@ impl TextModel {
         scaled(&self.embed_tokens.forward(tokens)?, f64::from(self.config.hidden_size).sqrt())
     }
 
-    /// (N, hidden) as [`TextModel::embed`] gives it -> (N, hidden), normalized. `ids` (N) are what per-layer inputs are looked up by.
+    /// (N, hidden) as [`TextModel::embed`] gives it -> (N, hidden), normalized. Per-layer inputs are looked up by `ids` (N).
     pub fn forward(&self, mut hidden: Array, ids: &Array, step: &Step, cache: &mut Cache) -> Result<Array, EngineError> {
         let inputs = self.per_layer.as_ref().map(|per_layer| per_layer.forward(&hidden, ids)).transpose()?;
         for (index, layer) in self.layers.iter().enumerate() {
