@@ -13,9 +13,7 @@ mod step;
 use mlx_rs::{Array, Dtype, ops, transforms};
 
 pub use cross::CrossLayout;
-#[cfg(test)]
-pub use step::Span;
-pub use step::{Chunk, Places, SoftTokens, Step};
+pub use step::{Chunk, Places, SoftTokens, Span, Step};
 
 use super::{EngineError, ffi};
 use attend::ChunkKeys;

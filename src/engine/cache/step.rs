@@ -86,14 +86,12 @@ impl Step {
     }
 
     /// With `embeddings` (places, hidden) in place of those of the tokens at `places`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "an engine whose requests have pictures or recordings calls it"))]
     pub fn with_soft_tokens(mut self, places: Vec<i32>, embeddings: Array) -> Self {
         self.soft_tokens = (!places.is_empty()).then_some(SoftTokens { places, embeddings });
         self
     }
 
     /// With tokens that see each other both ways.
-    #[cfg_attr(not(test), expect(dead_code, reason = "an engine whose requests have pictures calls it"))]
     pub fn with_spans(mut self, spans: Vec<Span>) -> Self {
         self.spans = spans;
         self

@@ -189,12 +189,6 @@ impl TextConfig {
         self.layers().map(|_| ())
     }
 
-    /// Whether the tokens of one image see each other both ways.
-    #[expect(dead_code, reason = "who builds a pass with images asks for it")]
-    pub fn images_see_both_ways(&self) -> bool {
-        self.use_bidirectional_attention.is_some()
-    }
-
     pub fn per_layer_inputs(&self) -> i32 {
         self.hidden_size_per_layer_input.unwrap_or(0)
     }
