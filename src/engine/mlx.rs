@@ -269,10 +269,7 @@ impl MlxEngine {
         rows.sort_unstable_by_key(|row| row.slot);
         let places: Vec<(u32, u32)> = rows.iter().map(|row| (row.slot, row.position)).collect();
         let padding = if self.model.pads() { device::padding(chunk_tokens, rows.len() as i32) } else { 0 };
-        let mut step = Step::padded(chunks, padding, &places);
-        if let Some((places, embeddings, spans)) = soft_pass.finish()? {
-            step = step.with_soft_tokens(places, embeddings).with_spans(spans);
-        }
+        let step = soft_pass.put_into(Step::padded(chunks, padding, &places))?;
         let row_slots: Vec<i32> = rows.iter().map(|row| row.slot as i32).collect();
         let mut tokens = Vec::with_capacity(2);
         prompt_tokens.resize((chunk_tokens + padding) as usize, 0);

@@ -18,7 +18,8 @@ pub fn media_at_once(on_gpu: bool) -> usize {
     windows_at_once(on_gpu)
 }
 
-/// With keys and values of `dtype`, and images of `image_tokens_max` soft tokens at most. `greedy` where no row is sampled but by its likeliest token.
+/// With keys and values of `dtype`, and images of `image_tokens_max` soft tokens at most. `greedy` where no row is sampled but by
+/// its likeliest token.
 pub fn of(model: &dyn Model, dtype: Dtype, on_gpu: bool, greedy: bool, image_tokens_max: u32) -> Price {
     let bytes = if dtype == Dtype::Float32 { 4 } else { 2 };
     let scratch = model.scratch(bytes);

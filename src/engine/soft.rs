@@ -4,7 +4,7 @@ use mlx_rs::{Array, Dtype, ops};
 
 use super::{
     EngineError,
-    cache::Span,
+    cache::{Span, Step},
     ffi,
     models::{Model, Towers},
     price,
@@ -91,11 +91,11 @@ impl SoftPass {
         Ok(())
     }
 
-    /// Places, what stands there, (places, hidden), and spans; none where nothing is soft.
-    pub fn finish(self) -> Result<Option<(Vec<i32>, Array, Vec<Span>)>, EngineError> {
+    /// `step` with what is soft in it.
+    pub fn put_into(self, step: Step) -> Result<Step, EngineError> {
         if self.places.is_empty() {
-            return Ok(None);
+            return Ok(step);
         }
-        Ok(Some((self.places, ops::concatenate(&self.embeddings, 0)?, self.spans)))
+        Ok(step.with_soft_tokens(self.places, ops::concatenate(&self.embeddings, 0)?).with_spans(self.spans))
     }
 }
