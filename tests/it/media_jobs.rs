@@ -123,6 +123,11 @@ fn the_shipped_jobs_with_media_run_dry() {
     let (prompt, row) = (found["prompt_tokens_max"].as_u64().unwrap(), found["row_tokens_max"].as_u64().unwrap());
     assert_eq!(row, prompt + 63 + 281, "max_tokens, the last never stored, and 280 soft tokens between two for one that was there");
 
+    let text =
+        Ended::of(program(["check", captions.job.to_str().unwrap(), "--set", &format!("model.path={model}")]).output().unwrap());
+    let text = text.with(OK).stdout;
+    assert!(text.contains("  images       3, ") && text.contains("each image and recording counted as one"), "{text}");
+
     let describe = Shipped::new("audio-describe");
     describe.recordings(|place, _| wav(&bursts(1.0, place)));
     let found = describe.check(model).with(OK).json();
@@ -347,6 +352,16 @@ fn rows_of_every_mixture_are_alone_what_they_are_among_others() {
     ] {
         assert_eq!((count(id, "image_tokens"), count(id, "audio_tokens")), (image_tokens, audio_tokens), "{id}");
         assert_eq!(prompt(id), prompt("text") + image_tokens + audio_tokens + 2 * media, "{id}");
+    }
+    let times = project.ended(["show", "alone", "--json", "--columns", "id,status,media_ms,encode_ms,prefill_ms"]).with(OK).stdout;
+    for row in times.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).filter(|row| row["status"] == "ok") {
+        let [media, encode, prefill] = ["media_ms", "encode_ms", "prefill_ms"].map(|name| row[name].as_f64().unwrap());
+        // A whole prompt is computed in one step here, which is told once.
+        assert_eq!(
+            (media > 0.0, encode > 0.0, prefill > 0.0),
+            if row["id"] == "text" { (false, false, true) } else { (true, true, false) },
+            "{row}"
+        );
     }
     assert_eq!((count("parts", "image_tokens"), count("parts", "audio_tokens") > 0), (tall, true));
     assert_eq!(alone.row("second")["audio_seconds"], 2.5);
