@@ -33,6 +33,7 @@ test: setup ## the tests that need nothing but this folder
 test-models: setup fixtures ## all tests, with SmolLM2, Whisper tiny.en and base, real speech, every tiny checkpoint and Python's Parquet readers
 	@fixtures/fetch_models.sh smollm2 whisper-tiny.en whisper-base || echo "test-models: going on without; tests that need it are skipped by name" >&2
 	@fixtures/fetch_speech.sh || echo "test-models: going on without; tests that need it are skipped by name" >&2
+	@fixtures/fetch_photographs.sh || echo "test-models: going on without; tests that need them are skipped by name" >&2
 	MLXBATCH_MODELS=$(MODELS) MLXBATCH_FIXTURES=$(FIXTURES) MLXBATCH_PYTHON=$(PYTHON) $(TEST_ALL)
 
 goldens: fixtures smollm2 whisper ## have mlx-lm, mlx-vlm and mlx-whisper compute goldens/ again; review the difference like code

@@ -45,7 +45,7 @@ fn sound(name: &str) -> Medium {
 
 fn sensed(kind: MediumKind, soft_tokens: u32) -> Sensed {
     let patches = Patches { values: vec![], columns: 0, rows: 0, soft_tokens };
-    Sensed { content: Arc::new(MediumContent::Image(patches)), soft_tokens, identity: 1, kind, notes: vec![] }
+    Sensed { content: Arc::new(MediumContent::Image(patches)), soft_tokens, identity: 1, kind, seconds: 0.0, notes: vec![] }
 }
 
 #[track_caller]

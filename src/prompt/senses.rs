@@ -16,7 +16,9 @@ pub struct Sensed {
     /// Hash of the content.
     pub identity: u128,
     pub kind: MediumKind,
-    /// What was left out.
+    /// Seconds heard; 0 of an image.
+    pub seconds: f64,
+    /// What a reader of the result should know, such as what was left out.
     pub notes: Vec<String>,
 }
 
@@ -57,7 +59,7 @@ impl Senses {
         let identity = identity(MediumKind::Image, [patches.columns, patches.rows], &patches.values);
         let soft_tokens = patches.soft_tokens;
         let content = Arc::new(MediumContent::Image(patches));
-        Ok(Sensed { content, soft_tokens, identity, kind: MediumKind::Image, notes: Vec::new() })
+        Ok(Sensed { content, soft_tokens, identity, kind: MediumKind::Image, seconds: 0.0, notes: Vec::new() })
     }
 
     fn hear(&self, source: &MediaSource) -> Result<Sensed, String> {
@@ -80,6 +82,7 @@ impl Senses {
             notes.push("heard up to 30.0 s: what is behind is left out (audio.long)".to_owned());
             samples.truncate(N_SAMPLES);
         }
+        let seconds = samples.len() as f64 / f64::from(SAMPLE_RATE);
         let features = self.mel.features(&samples);
         let soft_tokens = soft_tokens(samples.len()).min(tower.soft_tokens_max);
         if features.valid_frames == 0 || soft_tokens == 0 {
@@ -88,7 +91,7 @@ impl Senses {
         let shape = [features.features.frames as u32, features.valid_frames as u32];
         let identity = identity(MediumKind::Audio, shape, &features.features.values);
         let content = Arc::new(MediumContent::Audio(features));
-        Ok(Sensed { content, soft_tokens, identity, kind: MediumKind::Audio, notes })
+        Ok(Sensed { content, soft_tokens, identity, kind: MediumKind::Audio, seconds, notes })
     }
 }
 

@@ -16,9 +16,9 @@ use super::{
 use crate::{
     args, engine,
     job::{Device, Dtype, Job, KvBudget},
-    manifest::{self, Item},
-    media::AudioSource,
-    model::ModelSummary,
+    manifest::{self, Item, Medium, MediumKind},
+    media::MediaSource,
+    model::{ModelSummary, Towers},
     prompt::Prepared,
 };
 
@@ -39,14 +39,17 @@ struct Found {
     rows_bad: u64,
     /// The first of them: source and reason.
     bad_rows: Vec<(String, String)>,
-    /// Rows with a recording, and the bytes of these as they are stored.
+    /// Images and recordings, and the bytes of these as they are stored.
+    images: u64,
+    image_bytes: u64,
     recordings: u64,
     recording_bytes: u64,
+    /// Tokens of prompts, in which each image and recording counts as one.
     prompt_tokens_min: u32,
     prompt_tokens_mean: f64,
     prompt_tokens_max: u32,
     prompt_tokens: u64,
-    /// Prompt and completion of the longest row.
+    /// Prompt and completion of the longest row, with as many tokens for each image and recording as one has at most.
     row_tokens_max: u32,
     kv_bytes_per_token: u64,
     /// What the longest row keeps in the cache.
@@ -87,6 +90,8 @@ fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
         rows_good: 0,
         rows_bad: 0,
         bad_rows: Vec::new(),
+        images: 0,
+        image_bytes: 0,
         recordings: 0,
         recording_bytes: 0,
         prompt_tokens_min: u32::MAX,
@@ -102,6 +107,7 @@ fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
         prompts: Vec::new(),
     };
     let preparation = words.preparation(job);
+    let mut prompts = 0u64;
     while found.rows < limit
         && let Some(mut block) = manifest.next_block()?
     {
@@ -122,14 +128,19 @@ fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
                     found.recordings += 1;
                     found.recording_bytes += bytes;
                 }
-                Ok(Looked::Prompt { id, prepared }) => {
+                Ok(Looked::Prompt { id, prepared, media }) => {
+                    prompts += 1;
+                    found.images += media.images;
+                    found.image_bytes += media.image_bytes;
+                    found.recordings += media.recordings;
+                    found.recording_bytes += media.recording_bytes;
                     let request = prepared.request;
                     let tokens = request.prompt.len() as u32;
                     found.rows_good += 1;
                     found.prompt_tokens += u64::from(tokens);
                     found.prompt_tokens_min = found.prompt_tokens_min.min(tokens);
                     found.prompt_tokens_max = found.prompt_tokens_max.max(tokens);
-                    found.row_tokens_max = found.row_tokens_max.max(request.reserved_tokens());
+                    found.row_tokens_max = found.row_tokens_max.max(request.reserved_tokens() + media.tokens_max);
                     if found.prompts.len() < PROMPTS_SHOWN {
                         found.prompts.push(Shown { id, tokens: request.prompt.len(), prompt: prepared.rendered });
                     }
@@ -143,7 +154,6 @@ fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
             }
         }
     }
-    let prompts = found.rows_good - found.recordings;
     if prompts > 0 {
         found.prompt_tokens_mean = found.prompt_tokens as f64 / prompts as f64;
     } else {
@@ -158,6 +168,7 @@ enum Looked {
     Prompt {
         id: String,
         prepared: Box<Prepared>,
+        media: MediaLooked,
     },
     /// Bytes of its file, which was not opened.
     Recording {
@@ -165,26 +176,58 @@ enum Looked {
     },
 }
 
+/// Images and recordings of a prompt, which were not opened.
+#[derive(Default)]
+struct MediaLooked {
+    images: u64,
+    image_bytes: u64,
+    recordings: u64,
+    recording_bytes: u64,
+    /// What they add to the prompt at most.
+    tokens_max: u32,
+}
+
 /// The error is what makes the row bad.
 fn look(words: &Words, preparation: &Preparation, item: &Item) -> Result<Looked, String> {
-    if let Words::Prompts(prompter) = words
-        && item.audio.is_none()
-    {
-        return Ok(Looked::Prompt { id: item.id.clone(), prepared: Box::new(prompter.prepare(item)?) });
+    if let Words::Prompts(prompter) = words {
+        let prepared = Box::new(prompter.prepare(item)?);
+        let media = look_at_media(&prepared.media, prompter.towers())?;
+        return Ok(Looked::Prompt { id: item.id.clone(), prepared, media });
     }
     preparation.of(item)?;
-    let bytes = match &item.audio {
-        Some(AudioSource::File(path)) => {
-            let found = fs_err::metadata(path).map_err(|error| error.to_string())?;
-            if !found.is_file() {
-                return Err(format!("{} is no file", path.display()));
+    Ok(Looked::Recording { bytes: item.audio.as_ref().map_or(Ok(0), stored_bytes)? })
+}
+
+fn look_at_media(media: &[Medium], towers: &Towers) -> Result<MediaLooked, String> {
+    let mut looked = MediaLooked::default();
+    for Medium { kind, source } in media {
+        let bytes = stored_bytes(source)?;
+        let soft_tokens_max = match kind {
+            MediumKind::Image => {
+                looked.images += 1;
+                looked.image_bytes += bytes;
+                towers.image.as_ref().map_or(0, |tower| tower.rule.soft_tokens_max)
             }
-            found.len()
+            MediumKind::Audio => {
+                looked.recordings += 1;
+                looked.recording_bytes += bytes;
+                towers.audio.as_ref().map_or(0, |tower| tower.soft_tokens_max)
+            }
+        };
+        // One token of the prompt becomes these, between one that begins and one that ends them.
+        looked.tokens_max = looked.tokens_max.saturating_add(soft_tokens_max + 1);
+    }
+    Ok(looked)
+}
+
+fn stored_bytes(source: &MediaSource) -> Result<u64, String> {
+    match source {
+        MediaSource::File(path) => {
+            let found = fs_err::metadata(path).map_err(|error| error.to_string())?;
+            if found.is_file() { Ok(found.len()) } else { Err(format!("{} is no file", path.display())) }
         }
-        Some(AudioSource::Bytes { bytes, .. }) => bytes.len() as u64,
-        None => 0,
-    };
-    Ok(Looked::Recording { bytes })
+        MediaSource::Bytes { bytes, .. } => Ok(bytes.len() as u64),
+    }
 }
 
 /// What rows will cost, told by the configuration alone.
@@ -222,14 +265,18 @@ fn describe(job: &Job, found: &Found) -> String {
     line("job", &format!("{} ({})", found.job, job.file.display()));
     line("model", &format!("{} on {}", found.model, device(job.model.device)));
     line("rows", &format!("{} good · {} bad", found.rows_good, found.rows_bad));
+    if found.images > 0 {
+        line("images", &format!("{}, {} as stored (not decoded here)", found.images, ByteSize(found.image_bytes)));
+    }
     if found.recordings > 0 {
         line("recordings", &format!("{}, {} as stored (not decoded here)", found.recordings, ByteSize(found.recording_bytes)));
     }
-    if found.rows_good > found.recordings {
+    if found.prompt_tokens > 0 {
+        let media = if found.images + found.recordings > 0 { ", each image and recording counted as one" } else { "" };
         line(
             "prompts",
             &format!(
-                "{} to {} tokens, {:.0} on average, {} in all",
+                "{} to {} tokens, {:.0} on average, {} in all{media}",
                 found.prompt_tokens_min, found.prompt_tokens_max, found.prompt_tokens_mean, found.prompt_tokens
             ),
         );

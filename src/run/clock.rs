@@ -10,8 +10,10 @@ pub struct Clock {
     pub started_at_us: i64,
     pub first_token_at: Option<Instant>,
     pub last_token_at: Option<Instant>,
-    /// The steps that computed its prompt.
+    /// The steps that computed its prompt, but for `encode`.
     pub prefill: Duration,
+    /// The steps that computed a piece of its prompt in which images or recordings stand, and the towers before it.
+    pub encode: Duration,
     /// Decode steps it took part in, and the rows in them all together.
     pub decode_steps: u64,
     pub decode_rows: u64,

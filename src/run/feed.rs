@@ -10,7 +10,7 @@ use std::{
         mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Result, anyhow};
@@ -44,8 +44,20 @@ pub struct Pending {
     pub input_hash: u64,
     pub reference: Option<String>,
     pub columns: Map<String, Value>,
+    pub perceived: Perceived,
     /// When it had been read and prepared.
     pub read_at: Instant,
+}
+
+/// What a prompt's media came to once they were decoded.
+#[derive(Debug, Default)]
+pub struct Perceived {
+    pub image_tokens: u32,
+    /// Soft tokens and seconds of its recordings, where it has any.
+    pub heard: Option<(u32, f64)>,
+    pub notes: Vec<String>,
+    /// What decoding took.
+    pub took: Duration,
 }
 
 impl Pending {
@@ -282,7 +294,8 @@ impl Source {
         let Item { row, id, source, input_hash, columns, .. } = item;
         match prepared {
             Ok((work, reference)) => {
-                Fed::Ready(Box::new(Pending { work, row, id, source, input_hash, reference, columns, read_at: Instant::now() }))
+                let (perceived, read_at) = (Perceived::default(), Instant::now());
+                Fed::Ready(Box::new(Pending { work, row, id, source, input_hash, reference, columns, perceived, read_at }))
             }
             Err(error) => {
                 let outcome = Outcome::Failed { stage: Stage::Prompt, error };

@@ -37,7 +37,7 @@ use crate::{
     report::{Event, EventLog, Progress, ProgressMode, Reporter, Summary, Tally},
     schedule::{FinishReason, Finished, IN_FLIGHT_MAX, Limits, Plan, Request, Sampled, Scheduler, SequenceId},
     score::{Normalizer, compare},
-    sink::{Completion, End, Folder, Outcome, PartClosed, Provenance, Row, Stage, Timing},
+    sink::{self, Completion, End, Folder, Outcome, PartClosed, Provenance, Row, Stage, Timing},
 };
 
 /// Prompt tokens that rows must share for them to be computed once: fewer cost about as much to copy as to compute.
@@ -485,8 +485,11 @@ impl Run<'_> {
         took: Duration,
     ) -> Vec<Sampled> {
         for prefill in &plan.prefill {
+            let end = prefill.start + prefill.length;
+            let media = active.get(&prefill.sequence).map(|row| &row.request.media);
+            let encodes = media.is_some_and(|media| media.iter().any(|medium| medium.first < end && prefill.start < medium.end()));
             if let Some(clock) = self.clock(active, prefill.sequence) {
-                clock.prefill += took;
+                *(if encodes { &mut clock.encode } else { &mut clock.prefill }) += took;
             }
         }
         let together = plan.decode.len() as u64;
@@ -509,7 +512,7 @@ impl Run<'_> {
     }
 
     fn finish_row(&self, row: Active, finished: Finished, now: Instant) -> Row {
-        let Active { pending, request, clock, .. } = row;
+        let Active { mut pending, request, clock, .. } = row;
         let stopped_by_token = finished.reason == FinishReason::Stop
             && finished.tokens.last().is_some_and(|token| request.stop_tokens.contains(token));
         let spoken = &finished.tokens[..finished.tokens.len() - usize::from(stopped_by_token)];
@@ -517,8 +520,8 @@ impl Run<'_> {
         let admitted_at = clock.admitted_at.unwrap_or(now);
         let first = clock.first_token_at.unwrap_or(now);
         let timing = Timing {
-            media_ms: 0.0,
-            encode_ms: 0.0,
+            media_ms: milliseconds(pending.perceived.took),
+            encode_ms: milliseconds(clock.encode),
             queue_ms: milliseconds(admitted_at - pending.read_at),
             prefill_ms: milliseconds(clock.prefill),
             ttft_ms: milliseconds(first - admitted_at),
@@ -528,16 +531,21 @@ impl Run<'_> {
             started_at_us: clock.started_at_us,
         };
         let score = pending.reference.as_ref().and_then(|reference| compare(&Normalizer::for_language(None), reference, &text));
+        let heard = pending.perceived.heard.map(|(audio_tokens, audio_seconds)| {
+            let segments = Vec::new();
+            sink::Heard { audio_seconds, audio_tokens, language: None, segments }
+        });
         let completion = Completion {
             text,
             finish_reason: finished.reason,
             prompt_tokens: request.prompt.len() as u32,
+            image_tokens: pending.perceived.image_tokens,
             cached_tokens: finished.cached_tokens,
             completion_tokens: finished.tokens.len() as u32,
             token_ids: finished.tokens,
             timing,
-            heard: None,
-            notes: Vec::new(),
+            heard,
+            notes: std::mem::take(&mut pending.perceived.notes),
         };
         Row { score, ..pending.into_row(Outcome::Ok(Box::new(completion))) }
     }

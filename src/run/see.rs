@@ -11,16 +11,18 @@ use std::{
         mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
     },
     thread,
+    time::Instant,
 };
 
 use anyhow::{Result, anyhow};
 use rayon::prelude::*;
 
 use super::{
-    feed::{Fed, Feed, Next, Pending, Total, Work},
+    feed::{Fed, Feed, Next, Pending, Perceived, Total, Work},
     hear::{quiet_decoders, quietly, words},
 };
 use crate::{
+    manifest::MediumKind,
     prompt::{Prompter, Sensed, Senses},
     schedule::Request,
     sink::{Outcome, Stage},
@@ -153,15 +155,17 @@ fn start(fed: Fed, prompter: &Arc<Prompter>, senses: &Arc<Senses>) -> Underway {
 /// A row whose media are in its request; or failed, with the first of them that cannot be used.
 fn decoded(mut pending: Pending, prompter: &Prompter, senses: &Senses) -> Fed {
     match complete(&pending.work, prompter, senses) {
-        Ok(request) => {
+        Ok((request, perceived)) => {
             pending.work = Work::Text(Arc::new(request));
+            pending.perceived = perceived;
             Fed::Ready(Box::new(pending))
         }
         Err(error) => Fed::Failed(Box::new(pending.into_row(Outcome::Failed { stage: Stage::Media, error }))),
     }
 }
 
-fn complete(work: &Work, prompter: &Prompter, senses: &Senses) -> Result<Request, String> {
+fn complete(work: &Work, prompter: &Prompter, senses: &Senses) -> Result<(Request, Perceived), String> {
+    let started = Instant::now();
     let Work::Media { request, media } = work else { return Err("the row holds no media".to_owned()) };
     let sense = |medium| {
         let sensed = quietly(|| catch_unwind(AssertUnwindSafe(|| senses.sense(medium))));
@@ -170,5 +174,52 @@ fn complete(work: &Work, prompter: &Prompter, senses: &Senses) -> Result<Request
         })
     };
     let sensed: Vec<Sensed> = media.par_iter().map(sense).collect::<Result<_, String>>()?;
-    prompter.complete(request.clone(), &sensed)
+    let request = prompter.complete(request.clone(), &sensed)?;
+    Ok((request, Perceived { took: started.elapsed(), ..perceived(sensed) }))
+}
+
+/// Of all media of a row together; where it has several recordings, a note says which it is of.
+fn perceived(sensed: Vec<Sensed>) -> Perceived {
+    let of_kind = |kind| sensed.iter().filter(move |medium| medium.kind == kind);
+    let recordings = of_kind(MediumKind::Audio).count();
+    let heard = of_kind(MediumKind::Audio).map(|medium| (medium.soft_tokens, medium.seconds));
+    let mut perceived = Perceived {
+        image_tokens: of_kind(MediumKind::Image).map(|medium| medium.soft_tokens).sum(),
+        heard: heard.reduce(|sum, one| (sum.0 + one.0, sum.1 + one.1)),
+        ..Perceived::default()
+    };
+    let sounds = sensed.into_iter().filter(|medium| medium.kind == MediumKind::Audio);
+    for (place, medium) in sounds.enumerate() {
+        let of_which = |note| if recordings > 1 { format!("recording {}: {note}", place + 1) } else { note };
+        perceived.notes.extend(medium.notes.into_iter().map(of_which));
+    }
+    perceived
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{media::Patches, schedule::MediumContent};
+
+    fn sensed(kind: MediumKind, soft_tokens: u32, seconds: f64, notes: &[&str]) -> Sensed {
+        let content = Arc::new(MediumContent::Image(Patches { columns: 3, rows: 3, soft_tokens: 1, values: Vec::new() }));
+        let notes = notes.iter().map(|note| (*note).to_owned()).collect();
+        Sensed { content, soft_tokens, identity: 1, kind, seconds, notes }
+    }
+
+    #[test]
+    fn media_of_a_row_are_summed_and_notes_say_of_which_recording() {
+        use MediumKind::{Audio, Image};
+        let row = perceived(vec![
+            sensed(Image, 9, 0.0, &[]),
+            sensed(Audio, 25, 1.0, &["cut off"]),
+            sensed(Image, 4, 0.0, &[]),
+            sensed(Audio, 50, 2.0, &["ends early", "cut off"]),
+        ]);
+        assert_eq!((row.image_tokens, row.heard), (13, Some((75, 3.0))));
+        assert_eq!(row.notes, ["recording 1: cut off", "recording 2: ends early", "recording 2: cut off"]);
+        let row = perceived(vec![sensed(Audio, 25, 1.0, &["cut off"]), sensed(Image, 9, 0.0, &[])]);
+        assert_eq!((row.image_tokens, row.heard, &*row.notes), (9, Some((25, 1.0)), &["cut off".to_owned()][..]));
+        assert_eq!(perceived(vec![sensed(Image, 9, 0.0, &[])]).heard, None);
+    }
 }

@@ -306,6 +306,7 @@ impl SpeechRow {
             text,
             finish_reason: if cut { FinishReason::Length } else { FinishReason::Stop },
             prompt_tokens,
+            image_tokens: 0,
             cached_tokens: 0,
             completion_tokens,
             token_ids,

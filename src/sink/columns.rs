@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow::{
     array::{
-        ArrayRef, Float64Builder, ListBuilder, RecordBatch, StringBuilder, TimestampMicrosecondBuilder, UInt32Array, UInt32Builder,
+        ArrayRef, Float64Builder, ListBuilder, RecordBatch, StringBuilder, TimestampMicrosecondBuilder, UInt32Builder,
         UInt64Builder,
     },
     error::ArrowError,
@@ -40,6 +40,7 @@ pub(super) struct Columns {
     heard: HeardColumns,
     notes: ListBuilder<StringBuilder>,
     prompt_tokens: UInt32Builder,
+    image_tokens: UInt32Builder,
     cached_tokens: UInt32Builder,
     completion_tokens: UInt32Builder,
     media_ms: Float64Builder,
@@ -77,6 +78,7 @@ impl Columns {
             heard: HeardColumns::default(),
             notes: ListBuilder::new(StringBuilder::new()).with_field(note_field()),
             prompt_tokens: UInt32Builder::new(),
+            image_tokens: UInt32Builder::new(),
             cached_tokens: UInt32Builder::new(),
             completion_tokens: UInt32Builder::new(),
             media_ms: Float64Builder::new(),
@@ -151,6 +153,7 @@ impl Columns {
         self.notes.append(!completion.notes.is_empty());
         self.bytes += notes_bytes(&completion.notes);
         self.prompt_tokens.append_value(completion.prompt_tokens);
+        self.image_tokens.append_value(completion.image_tokens);
         self.cached_tokens.append_value(completion.cached_tokens);
         self.completion_tokens.append_value(completion.completion_tokens);
         self.media_ms.append_value(timing.media_ms);
@@ -181,7 +184,7 @@ impl Columns {
         self.finish_reason.append_null();
         self.heard.push(None);
         self.notes.append_null();
-        for counts in [&mut self.prompt_tokens, &mut self.cached_tokens, &mut self.completion_tokens] {
+        for counts in [&mut self.prompt_tokens, &mut self.image_tokens, &mut self.cached_tokens, &mut self.completion_tokens] {
             counts.append_value(0);
         }
         for times in [
@@ -206,8 +209,7 @@ impl Columns {
 
     /// The rows so far with the kept columns as `kept` says, which their values must fit; none are left in hand.
     pub fn take(&mut self, kept: &[KeptType]) -> Result<RecordBatch, ArrowError> {
-        let rows = std::mem::take(&mut self.rows);
-        self.bytes = 0;
+        (self.rows, self.bytes) = (0, 0);
         let mut arrays: Vec<ArrayRef> = vec![
             Arc::new(self.id.finish()),
             Arc::new(self.row.finish()),
@@ -222,8 +224,7 @@ impl Columns {
             Arc::new(self.heard.segments.finish()?),
             Arc::new(self.notes.finish()),
             Arc::new(self.prompt_tokens.finish()),
-            // Images are not there yet.
-            Arc::new(UInt32Array::from(vec![0; rows])),
+            Arc::new(self.image_tokens.finish()),
             Arc::new(self.heard.audio_tokens.finish()),
             Arc::new(self.cached_tokens.finish()),
             Arc::new(self.completion_tokens.finish()),

@@ -92,6 +92,7 @@ pub fn ok_row(row: u64) -> Row {
         text: format!("text {row} ✓\n"),
         finish_reason: if row.is_multiple_of(2) { FinishReason::Stop } else { FinishReason::Length },
         prompt_tokens: 10 + row as u32,
+        image_tokens: 0,
         cached_tokens: 3,
         completion_tokens: 5,
         token_ids: vec![row as u32, u32::MAX],

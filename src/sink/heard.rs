@@ -205,6 +205,25 @@ mod tests {
     }
 
     #[test]
+    fn soft_tokens_of_images_and_recordings_read_back() {
+        let folder = results_folder();
+        let mut seen = ok_row(0);
+        let Outcome::Ok(completion) = &mut seen.outcome else { unreachable!() };
+        completion.image_tokens = 560;
+        completion.heard = Some(Heard { audio_seconds: 30.0, audio_tokens: 750, language: None, segments: Vec::new() });
+        let batch = written(&job(folder.path()), &[seen, ok_row(1), failed_row(2)]);
+        let wanted = ["image_tokens=", "audio_tokens=", "audio_seconds=", "language=", "segments="];
+        let of = |at| {
+            let shown = shown(&batch, at);
+            shown.into_iter().filter(|one| wanted.iter().any(|name| one.starts_with(name))).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(of(0), "language=- segments=[] image_tokens=560 audio_tokens=750 audio_seconds=30.0");
+        for at in [1, 2] {
+            assert_eq!(of(at), "language=- segments=- image_tokens=0 audio_tokens=0 audio_seconds=-");
+        }
+    }
+
+    #[test]
     fn segments_and_notes_count_in_a_rows_size() {
         let limits = Limits { row_bytes: 5000, ..limits() };
         for place in ["segments", "notes"] {

@@ -74,6 +74,8 @@ pub struct Completion {
     /// `stop` or `length`.
     pub finish_reason: crate::schedule::FinishReason,
     pub prompt_tokens: u32,
+    /// Of the prompt's, those that stand for images.
+    pub image_tokens: u32,
     pub cached_tokens: u32,
     pub completion_tokens: u32,
     pub token_ids: Vec<u32>,
@@ -87,7 +89,7 @@ pub struct Completion {
 /// What a row's recording was, and what was said in it when.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Heard {
-    /// Decoded length.
+    /// Decoded length; in a prompt, of what was heard.
     pub audio_seconds: f64,
     /// Positions that the recording takes in the model: encoder positions, or soft tokens.
     pub audio_tokens: u32,
@@ -125,9 +127,9 @@ impl Stage {
 /// Milliseconds from the row's own clock.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Timing {
-    /// Reading, decoding and resampling its recording, and computing features.
+    /// Reading, decoding and resampling its media, and computing features.
     pub media_ms: f64,
-    /// The steps in which its recording was encoded.
+    /// The steps in which its media were encoded.
     pub encode_ms: f64,
     pub queue_ms: f64,
     pub prefill_ms: f64,

@@ -24,7 +24,7 @@ enum When {
 
 /// Runs the job again and again until `kills` runs were killed before their end, and holds every life of it, from its first row to
 /// its `_SUCCESS`, to what one run without a kill gives. Returns kills that landed while a part was being closed.
-fn killed_often(project: &Project, kills: u32, ends_with: i32) -> u32 {
+pub fn killed_often(project: &Project, kills: u32, ends_with: i32) -> u32 {
     let started = Instant::now();
     project.run(&["--output", "whole", "--progress", "none"]).with(ends_with);
     // A run without a kill takes so long; a killed one lives for up to a third of it, so each life of the job sees some kills.

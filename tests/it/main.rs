@@ -10,6 +10,7 @@ mod hostile;
 mod jobs;
 mod kill;
 mod manifest;
+mod media_jobs;
 mod model;
 mod parquet_manifest;
 mod program;

@@ -19,12 +19,12 @@ use crate::{
     prompt::models,
 };
 
-fn repository(path: &str) -> PathBuf {
+pub fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
 /// A 16-bit WAV of one channel at 16 kHz.
-fn wav(samples: &[i16]) -> Vec<u8> {
+pub fn wav(samples: &[i16]) -> Vec<u8> {
     let data: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
     let mut file = Vec::with_capacity(44 + data.len());
     file.extend(b"RIFF");
@@ -47,7 +47,7 @@ fn wav(samples: &[i16]) -> Vec<u8> {
 }
 
 /// Bursts of a tone with pauses between them, told apart by `seed`.
-fn bursts(seconds: f64, seed: usize) -> Vec<i16> {
+pub fn bursts(seconds: f64, seed: usize) -> Vec<i16> {
     (0..(seconds * 16_000.0) as usize)
         .map(|at| {
             let loud = at % 24_000 < 17_000;
