@@ -314,10 +314,10 @@ fn tensors_and_configurations_that_do_not_fit_are_refused() {
     };
     let text = Towers::of(&checkpoint, renamed).refusal(|config| config["audio_config"]["conv_kernel_size"] = json!(7));
     for problem in [
-        "model.vision_tower.encoder.layers.1.mlp.up_proj.input_max is missing",
-        "model.audio_tower.layers.0.lconv1d.conv_norm.weight is missing",
-        "model.audio_tower.layers.1.lconv1d.depthwise_conv1d.weight has shape [32, 1, 5], the configuration says [32, 7, 1]",
-        "model.audio_tower.layers.0.lconv1d.conv_norm.weight.strange is not part of this family",
+        "vision_tower.encoder.layers.1.mlp.up_proj.input_max is missing",
+        "audio_tower.layers.0.lconv1d.conv_norm.weight is missing",
+        "audio_tower.layers.1.lconv1d.depthwise_conv1d.weight has shape [32, 1, 5], the configuration says [32, 7, 1]",
+        "audio_tower.layers.0.lconv1d.conv_norm.weight.strange is not part of this family",
     ] {
         assert!(text.contains(problem), "{problem:?} is not in:\n{text}");
     }
@@ -352,8 +352,8 @@ fn inputs_that_do_not_fit_are_refused() {
     for (columns, rows, values, problem) in [
         (3, 3, &values[1..], "3 × 3 patches are 6912 numbers, and it has 6911"),
         (3, 4, &values[..], "3 × 4 patches do not divide into squares of 3 × 3"),
-        (0, 3, &values[..], "0 × 3 patches, and the model knows 1 to 512 each way"),
-        (513, 3, &values[..], "513 × 3 patches, and the model knows 1 to 512 each way"),
+        (0, 3, &values[..], "0 × 3 patches, and the model knows 1 to 1024 each way"),
+        (1026, 3, &values[..], "1026 × 3 patches, and the model knows 1 to 1024 each way"),
         (510, 510, &values[..], "510 × 510 patches, 32768 are possible"),
     ] {
         let error = vision.encode(&[ImagePatches { values, columns, rows }]).unwrap_err().to_string();
