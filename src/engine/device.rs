@@ -2,13 +2,18 @@
 
 use std::{fs, path::PathBuf};
 
-use mlx_rs::memory;
+use mlx_rs::{Device, DeviceType, memory};
 
-use super::ffi;
+use super::{WeightError, ffi};
 use crate::job;
 
 /// Where passes are padded, more rows of logits than this come in multiples of it.
 pub const OUTPUTS_STEP: i32 = 16;
+
+/// Whether MLX computes on the CPU, and so step by step in one thread.
+pub fn is_cpu() -> Result<bool, WeightError> {
+    Ok(matches!(Device::try_default()?.get_type()?, DeviceType::Cpu))
+}
 
 /// The most tokens that [`padding`] adds.
 pub const PADDING_MAX: u32 = 255;

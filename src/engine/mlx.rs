@@ -393,7 +393,7 @@ impl MlxEngine {
             self.wait()?;
         }
         let (frames, bins) = encoder.input();
-        for group in admitted.chunks(price::windows_at_once(self.on_gpu)) {
+        for group in admitted.chunks(price::encoded_at_once(self.on_gpu)) {
             let mut values = Vec::with_capacity(group.len() * (frames * bins) as usize);
             for admission in group {
                 let window = admission.request.window.as_ref();

@@ -8,14 +8,10 @@ use crate::schedule::Price;
 /// Slots grow in steps of this many tokens: each step of growth copies the cache once.
 pub const SLOT_TOKENS_STEP: u32 = 64;
 
-/// Windows of recordings encoded at once: on a GPU one alone does not fill it, on the CPU more would only take more memory.
-pub fn windows_at_once(on_gpu: bool) -> usize {
+/// Windows of recordings, or images and recordings of prompts, encoded at once: on a GPU one alone does not fill it, on the CPU
+/// more would only take more memory.
+pub fn encoded_at_once(on_gpu: bool) -> usize {
     if on_gpu { 8 } else { 1 }
-}
-
-/// Images, and recordings, that towers encode at once.
-pub fn media_at_once(on_gpu: bool) -> usize {
-    windows_at_once(on_gpu)
 }
 
 /// With keys and values of `dtype`, and images of `image_tokens_max` soft tokens at most. `greedy` where no row is sampled but by
@@ -45,11 +41,11 @@ pub fn of(model: &dyn Model, dtype: Dtype, on_gpu: bool, greedy: bool, image_tok
     };
     if let Some(encoder) = model.encoder() {
         price.fixed_bytes_per_slot += encoder.cross_layout().bytes_per_slot(bytes);
-        price.encode_bytes = encoder.encode_bytes(windows_at_once(on_gpu) as u64, bytes);
+        price.encode_bytes = encoder.encode_bytes(encoded_at_once(on_gpu) as u64, bytes);
     }
     if let Some(towers) = model.towers() {
         price.soft_bytes_per_token = towers.soft_token_bytes(bytes);
-        price.encode_bytes = towers.encode_bytes(media_at_once(on_gpu) as u64, u64::from(image_tokens_max), bytes);
+        price.encode_bytes = towers.encode_bytes(encoded_at_once(on_gpu) as u64, u64::from(image_tokens_max), bytes);
     }
     for layout in model.cache_layout() {
         let per_token = 2 * bytes * (layout.kv_heads * layout.head_dim) as u64;

@@ -34,7 +34,7 @@ pub fn encode(
         reason: "a row has an image or a recording, and the model neither sees nor hears".into(),
     })?;
     let mut prompts: Vec<SoftPrompt> = vec![Vec::new(); admitted.len()];
-    for group in wanted.chunks(price::media_at_once(on_gpu)) {
+    for group in wanted.chunks(price::encoded_at_once(on_gpu)) {
         encode_group(towers, group, dtype, &mut prompts)?;
     }
     let of_rows = admitted.iter().zip(prompts).filter(|(_, prompt)| !prompt.is_empty());

@@ -16,7 +16,7 @@ use super::recording::{hash_with, is_recording};
 use super::transcripts::{Transcripts, is_list_of_recordings, is_transcript};
 use super::{ManifestError, ROW_BYTES_MAX};
 use crate::job::Columns;
-use crate::media::{AudioSource, MediaSource, is_image_name};
+use crate::media::{MediaSource, is_image_name};
 
 pub(super) const GLOB: &str = "**/*.txt";
 
@@ -310,7 +310,7 @@ impl FoundFile {
             }
             Err(error) => Err(Unreadable { error, columns: read }),
         };
-        let audio = AudioSource::File(path);
+        let audio = MediaSource::File(path);
         FileRow {
             id,
             input_hash: hash_with(first_8_bytes(&hasher.finalize()), &audio),

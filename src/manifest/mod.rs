@@ -38,7 +38,7 @@ pub use recording::AUDIO_BYTES_MAX;
 
 use crate::{
     job::{Columns, Input},
-    media::{AudioSource, MediaSource},
+    media::MediaSource,
 };
 use files::Format;
 use folder::{FolderWalk, Wanted};
@@ -69,7 +69,7 @@ pub struct Item {
     /// Every column, in the order of the manifest.
     pub columns: Map<String, Value>,
     /// What the row's audio column names, resolved against its manifest's folder; or the file that the row is.
-    pub audio: Option<AudioSource>,
+    pub audio: Option<MediaSource>,
     /// What its image column names; or the file that the row is.
     pub images: Vec<MediaSource>,
     /// The media of its messages' content parts, in their order.

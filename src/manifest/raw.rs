@@ -14,7 +14,7 @@ use super::recording::{self, hash_with};
 use super::records::{self, Record, Records};
 use super::{BadRow, Item, Medium, RowResult, jsonl};
 use crate::job::Columns;
-use crate::media::{AudioSource, MediaSource};
+use crate::media::MediaSource;
 
 const SHOWN_CHARACTERS_MAX: usize = 60;
 
@@ -145,7 +145,7 @@ struct Read {
 /// What a row names besides its text.
 #[derive(Debug, Default)]
 pub(super) struct Media {
-    pub audio: Option<AudioSource>,
+    pub audio: Option<MediaSource>,
     pub images: Vec<MediaSource>,
     pub parts: Vec<Medium>,
 }
@@ -195,7 +195,7 @@ fn with_media(
     source: String,
     mut input_hash: u64,
     parsed: Result<Map<String, Value>, Unreadable>,
-    held: Option<AudioSource>,
+    held: Option<MediaSource>,
     columns: &Columns,
 ) -> Read {
     let parsed = parsed.and_then(|mut read| match media_of(&mut read, held, file.folder(), &source, columns) {
@@ -210,7 +210,7 @@ fn with_media(
 
 fn media_of(
     read: &mut Map<String, Value>,
-    held: Option<AudioSource>,
+    held: Option<MediaSource>,
     folder: &Path,
     source: &str,
     columns: &Columns,

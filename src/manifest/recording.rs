@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::raw::{first_8_bytes, shorten};
 use super::records;
-use crate::media::AudioSource;
+use crate::media::MediaSource;
 
 /// Bytes of a recording at most that a manifest holds itself.
 pub const AUDIO_BYTES_MAX: usize = 512 * 1024 * 1024;
@@ -40,7 +40,7 @@ pub(super) fn of_column(
     column: &str,
     folder: &Path,
     source: &str,
-) -> Result<Option<AudioSource>, String> {
+) -> Result<Option<MediaSource>, String> {
     let wanted = "write a path, or an object with `path` or `bytes` (base64)";
     match columns.get_mut(column) {
         None | Some(Value::Null) => Ok(None),
@@ -55,7 +55,7 @@ pub(super) fn of_column(
             match object.get("bytes") {
                 Some(Value::String(text)) => {
                     let bytes = from_base64(text).map_err(|error| format!("the bytes in `{column}` are not base64: {error}"))?;
-                    Ok(Some(AudioSource::Bytes { name: name.unwrap_or(source).to_owned(), bytes: bytes.into() }))
+                    Ok(Some(MediaSource::Bytes { name: name.unwrap_or(source).to_owned(), bytes: bytes.into() }))
                 }
                 None | Some(Value::Null) if object.contains_key("array") && name.is_none() => {
                     Err(format!("`{column}` holds samples, which are not read; write them to a file and give its path"))
@@ -73,7 +73,7 @@ pub(super) fn of_column(
 }
 
 /// The file that a text names, which becomes its absolute path.
-pub(super) fn located(text: &mut String, column: &str, folder: &Path) -> Result<AudioSource, String> {
+pub(super) fn located(text: &mut String, column: &str, folder: &Path) -> Result<MediaSource, String> {
     if let Some(character) = text.chars().find(|character| character.is_control()) {
         return Err(format!("the path in `{column}` holds the control character {character:?}; correct it"));
     }
@@ -100,7 +100,7 @@ pub(super) fn located(text: &mut String, column: &str, folder: &Path) -> Result<
     if let Some(absolute) = path.to_str() {
         absolute.clone_into(text);
     }
-    Ok(AudioSource::File(path))
+    Ok(MediaSource::File(path))
 }
 
 fn is_scheme(text: &str) -> bool {
@@ -151,12 +151,12 @@ pub(super) fn from_base64(text: &str) -> Result<Vec<u8>, String> {
 }
 
 /// The hash of a row together with its recording: a file counts by its size and its time of change.
-pub(super) fn hash_with(input_hash: u64, audio: &AudioSource) -> u64 {
+pub(super) fn hash_with(input_hash: u64, audio: &MediaSource) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&input_hash.to_le_bytes());
     match audio {
-        AudioSource::File(path) => hasher.update(&stamp(path)),
-        AudioSource::Bytes { bytes, .. } => hasher.update(bytes),
+        MediaSource::File(path) => hasher.update(&stamp(path)),
+        MediaSource::Bytes { bytes, .. } => hasher.update(bytes),
     };
     first_8_bytes(&hasher.finalize())
 }
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    fn read(value: Value) -> (Result<Option<AudioSource>, String>, Value) {
+    fn read(value: Value) -> (Result<Option<MediaSource>, String>, Value) {
         let mut columns = Map::from_iter([("audio".to_owned(), value)]);
         let read = of_column(&mut columns, "audio", Path::new("/data/m"), "m.jsonl:3");
         (read, columns.remove("audio").unwrap())
@@ -184,7 +184,7 @@ mod tests {
 
     #[track_caller]
     fn is_file(value: Value, path: &str, column: Value) {
-        assert_eq!(read(value), (Ok(Some(AudioSource::File(path.into()))), column));
+        assert_eq!(read(value), (Ok(Some(MediaSource::File(path.into()))), column));
     }
 
     #[track_caller]
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn bytes_stay_in_their_column_and_have_a_name() {
-        let bytes = |name: &str| Ok(Some(AudioSource::Bytes { name: name.into(), bytes: b"RIFF".as_slice().into() }));
+        let bytes = |name: &str| Ok(Some(MediaSource::Bytes { name: name.into(), bytes: b"RIFF".as_slice().into() }));
         let value = json!({"bytes": "UklG\nRg==", "path": "a.wav"});
         assert_eq!(read(value.clone()), (bytes("a.wav"), value));
         assert_eq!(read(json!({"bytes": "UklGRg"})).0, bytes("m.jsonl:3"));
@@ -267,7 +267,7 @@ mod tests {
     fn a_changed_file_changes_the_hash() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.wav");
-        let hash = || hash_with(7, &AudioSource::File(path.clone()));
+        let hash = || hash_with(7, &MediaSource::File(path.clone()));
         let mut seen = vec![hash()];
         for content in ["", "a", "ab"] {
             std::fs::write(&path, content).unwrap();
@@ -277,7 +277,7 @@ mod tests {
         let file = std::fs::File::options().append(true).open(&path).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(5)).unwrap();
         seen.push(hash());
-        seen.push(hash_with(8, &AudioSource::File(path.clone())));
+        seen.push(hash_with(8, &MediaSource::File(path.clone())));
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 6);

@@ -19,7 +19,7 @@ use super::delimited::COLUMNS_MAX;
 use super::raw::{Unreadable, shorten};
 use super::recording::AUDIO_BYTES_MAX;
 use super::{BLOCK_BYTES, BLOCK_ROWS, ManifestError, ROW_BYTES_MAX, cell};
-use crate::media::AudioSource;
+use crate::media::MediaSource;
 
 const DAMAGED: &str = "it is damaged or cut off; copy it again, or write it again";
 
@@ -154,7 +154,7 @@ fn bytes_of(column: &ArrayRef) -> Option<&ArrayRef> {
 /// A row of a file, with the bytes of its recording beside its columns.
 pub(super) struct Record {
     pub columns: Map<String, Value>,
-    pub audio: Option<AudioSource>,
+    pub audio: Option<MediaSource>,
 }
 
 impl Records {
@@ -204,16 +204,16 @@ fn named_bytes(column: &ArrayRef, index: usize) -> (Option<String>, Option<&[u8]
     (path, bytes.map(|bytes| bytes.value(index)))
 }
 
-fn source(name: String, bytes: &[u8]) -> Result<AudioSource, String> {
+fn source(name: String, bytes: &[u8]) -> Result<MediaSource, String> {
     if bytes.len() > AUDIO_BYTES_MAX {
         let limit = AUDIO_BYTES_MAX;
         return Err(format!("the recording has {} bytes, the limit is {limit}; write it to a file and give its path", bytes.len()));
     }
-    Ok(AudioSource::Bytes { name, bytes: bytes.into() })
+    Ok(MediaSource::Bytes { name, bytes: bytes.into() })
 }
 
 /// The recording in the row of that number, from 1, of a Parquet file.
-pub(super) fn recording(path: &Path, row: u64, audio: &str) -> Result<AudioSource, String> {
+pub(super) fn recording(path: &Path, row: u64, audio: &str) -> Result<MediaSource, String> {
     let absent =
         || format!("`{}` has no recording in row {row} of its column `{audio}`; correct the path or the row", path.display());
     let failed = |error| format!("the Parquet file that `{audio}` names cannot be read: {error}");

@@ -1,4 +1,4 @@
-use std::io;
+use std::{any::Any, io};
 
 use thiserror::Error;
 
@@ -54,4 +54,10 @@ impl MediaError {
     pub(super) fn damaged(format: &'static str, reason: impl Into<String>) -> Self {
         Self::Damaged { format, reason: reason.into() }
     }
+}
+
+/// What a panic said.
+pub fn panic_words(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason given")
 }

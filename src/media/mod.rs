@@ -24,7 +24,7 @@ mod trim;
 mod vorbis;
 mod wav;
 
-pub use error::MediaError;
+pub use error::{MediaError, panic_words};
 pub use recording::Recording;
 
 mod image;
@@ -60,9 +60,6 @@ pub enum MediaSource {
         bytes: Arc<[u8]>,
     },
 }
-
-/// Where a row's recording is.
-pub type AudioSource = MediaSource;
 
 /// What a model's encoder is given: `frames` × `bins` numbers, a frame after the other.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,7 +7,7 @@ use super::probe::{Kind, probe};
 use super::resample::Resampler;
 use super::source::Source;
 use super::wav::{self, Wav};
-use super::{AudioSource, MediaError};
+use super::{MediaError, MediaSource};
 use crate::job::Channels;
 
 /// Samples that are handed out together, about: two seconds at 16 kHz.
@@ -53,7 +53,7 @@ enum Decoder {
 }
 
 impl Decoder {
-    fn open(source: &AudioSource, notes: &mut Vec<String>) -> Result<Self, MediaError> {
+    fn open(source: &MediaSource, notes: &mut Vec<String>) -> Result<Self, MediaError> {
         let mut source = Source::open(source)?;
         let (kind, start) = probe(&mut source)?;
         source.skip(start).map_err(MediaError::read)?;
@@ -84,7 +84,7 @@ impl Recording {
     /// Opens a recording by its content, whatever its name, for a model that hears `sample_rate` samples a second.
     ///
     /// Errors are sentences for a row: what the file is instead, or why its sound cannot be had.
-    pub fn open(source: &AudioSource, channels: Channels, sample_rate: u32) -> Result<Self, MediaError> {
+    pub fn open(source: &MediaSource, channels: Channels, sample_rate: u32) -> Result<Self, MediaError> {
         let mut notes = Vec::new();
         let decoder = guarded(|| Decoder::open(source, &mut notes))?;
         Ok(Self {

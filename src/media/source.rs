@@ -5,9 +5,7 @@ use std::io::{self, Cursor, Read, Seek, SeekFrom};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use symphonia::core::io::MediaSource;
-
-use super::{AudioSource, MediaError};
+use super::{MediaError, MediaSource};
 
 /// Bytes that opening a file may take: the tables of a film of days, or a junk start, and no more.
 pub(super) const OPEN_BYTES_MAX: u64 = 256 << 20;
@@ -46,9 +44,9 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub fn open(source: &AudioSource) -> Result<Self, MediaError> {
+    pub fn open(source: &MediaSource) -> Result<Self, MediaError> {
         let (inner, length) = match source {
-            AudioSource::File(path) => {
+            MediaSource::File(path) => {
                 // Looked at first: opening a pipe would wait for whoever writes to it.
                 let metadata = fs::metadata(path).map_err(MediaError::read)?;
                 if metadata.is_dir() {
@@ -59,7 +57,7 @@ impl Source {
                 }
                 (Inner::File(File::open(path).map_err(MediaError::read)?), metadata.len())
             }
-            AudioSource::Bytes { bytes, .. } => (Inner::Bytes(Cursor::new(bytes.clone())), bytes.len() as u64),
+            MediaSource::Bytes { bytes, .. } => (Inner::Bytes(Cursor::new(bytes.clone())), bytes.len() as u64),
         };
         if length == 0 {
             return Err(MediaError::Empty);
@@ -128,7 +126,7 @@ impl Seek for Source {
     }
 }
 
-impl MediaSource for Source {
+impl symphonia::core::io::MediaSource for Source {
     fn is_seekable(&self) -> bool {
         true
     }

@@ -191,13 +191,15 @@ fn an_image_is_known_by_what_is_seen_of_it() {
 }
 
 #[test]
+#[ignore = "needs the checkpoints of `make fixtures`"]
 fn ids_are_the_references() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let fixtures = std::env::var_os("MLXBATCH_FIXTURES").map_or(root.join(".fixtures"), std::path::PathBuf::from);
     let mut cases = 0;
     for name in ["e2b", "dense", "moe", "e2b-sidecar"] {
-        let folder = root.join(".fixtures/gemma4").join(name);
+        let folder = fixtures.join("gemma4").join(name);
         let golden = root.join(format!("goldens/gemma4/{name}.json"));
-        if !folder.is_dir() || !golden.is_file() {
+        if !folder.is_dir() {
             println!("skipped: {} is not there: run `make fixtures`", folder.display());
             continue;
         }

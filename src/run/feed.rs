@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 use crate::{
     job::{Columns, Order},
     manifest::{BadRow, Item, Manifest, Medium, RowResult},
-    media::{AudioSource, MediaSource},
+    media::MediaSource,
     prompt::Prompter,
     schedule::Request,
     sink::{Done, Outcome, Row, RowState, Stage},
@@ -76,8 +76,8 @@ impl Pending {
                 });
                 4 * request.prompt.len() + held.sum::<usize>()
             }
-            Work::Speech { audio: AudioSource::Bytes { bytes, .. }, .. } => bytes.len(),
-            Work::Speech { audio: AudioSource::File(path), .. } => path.as_os_str().len(),
+            Work::Speech { audio: MediaSource::Bytes { bytes, .. }, .. } => bytes.len(),
+            Work::Speech { audio: MediaSource::File(path), .. } => path.as_os_str().len(),
         }
     }
 }
@@ -92,7 +92,7 @@ pub enum Work {
         media: Vec<Medium>,
     },
     Speech {
-        audio: AudioSource,
+        audio: MediaSource,
         language: Language,
     },
 }

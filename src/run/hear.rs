@@ -6,7 +6,6 @@
 //! there is room.
 
 use std::{
-    any::Any,
     cell::Cell,
     collections::VecDeque,
     panic::{self, AssertUnwindSafe, catch_unwind},
@@ -23,7 +22,7 @@ use anyhow::{Result, anyhow};
 use super::feed::{Fed, Feed, Next, Pending, Total, Work};
 use crate::{
     job::{Audio, Job},
-    media::{AudioSource, Features, Recording, SAMPLE_RATE, Splitter, WhisperMel},
+    media::{Features, MediaSource, Recording, SAMPLE_RATE, Splitter, WhisperMel, panic_words},
     sink::Row,
 };
 
@@ -125,7 +124,7 @@ struct Listening {
 }
 
 enum Source {
-    Closed(AudioSource),
+    Closed(MediaSource),
     Open(Box<Recording>),
 }
 
@@ -247,8 +246,8 @@ impl Coordinator {
             Fed::Ready(pending) => match &pending.work {
                 Work::Speech { audio, .. } => {
                     let name = match audio {
-                        AudioSource::File(path) => path.display().to_string(),
-                        AudioSource::Bytes { name, .. } => name.clone(),
+                        MediaSource::File(path) => path.display().to_string(),
+                        MediaSource::Bytes { name, .. } => name.clone(),
                     };
                     let listening = Listening {
                         row: pending.row,
@@ -336,7 +335,7 @@ impl Listening {
                 Err(ended)
             }
             Err(panic) => {
-                let error = format!("its decoder failed on this file ({}): convert it, for example to FLAC", words(&*panic));
+                let error = format!("its decoder failed on this file ({}): convert it, for example to FLAC", panic_words(&*panic));
                 Err(Box::new(Ended::failed(row, windows + made.len(), took + started.elapsed(), error)))
             }
         };
@@ -418,10 +417,4 @@ pub fn quietly<T>(decode: impl FnOnce() -> T) -> T {
     let decoded = decode();
     DECODING.set(outer);
     decoded
-}
-
-/// What a panic said.
-pub fn words(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason given")
 }

@@ -93,20 +93,32 @@ pub fn run(args: &args::Run) -> Result<Status> {
         stop: stop.clone(),
     });
     let results = Results { folder, reporter, tally: Tally::default(), told_at: started };
-    let (tokens, speech) = match &words {
-        Words::Prompts(prompter) => (prompter.tokens().clone(), None),
-        Words::Recordings { transcriber, .. } => (transcriber.tokens().clone(), Some(SpeechRows::new(transcriber.clone()))),
+    let (tokens, speech, towers) = match &words {
+        Words::Prompts(prompter) => (prompter.tokens().clone(), None, prompter.towers().clone()),
+        Words::Recordings { transcriber, .. } => {
+            (transcriber.tokens().clone(), Some(SpeechRows::new(transcriber.clone())), Towers::default())
+        }
     };
     let intake = match words {
-        Words::Prompts(prompter) if *prompter.towers() == Towers::default() => Intake::Prompts(feed),
+        Words::Prompts(_) if towers == Towers::default() => Intake::Prompts(feed),
         Words::Prompts(prompter) => {
-            let senses = Senses::new(prompter.towers().clone(), job.audio);
+            let senses = Senses::new(towers.clone(), job.audio);
             Intake::Seen(See::start(feed, prompter, senses))
         }
         Words::Recordings { bins, .. } => Intake::Recordings(Hear::start(feed, &job, bins)),
     };
-    let mut run =
-        Run { job: &job, tokens, speech, stop, intake, results, rows_resumed, tokens_told: VecDeque::new(), tokens_untold: 0 };
+    let mut run = Run {
+        job: &job,
+        tokens,
+        towers,
+        speech,
+        stop,
+        intake,
+        results,
+        rows_resumed,
+        tokens_told: VecDeque::new(),
+        tokens_untold: 0,
+    };
     let outcome = run.all_rows(&model);
     let Run { intake, mut results, stop, .. } = run;
 
@@ -261,6 +273,7 @@ enum Taken {
 struct Run<'a> {
     job: &'a Job,
     tokens: Arc<Tokens>,
+    towers: Towers,
     /// Of a job that hears.
     speech: Option<SpeechRows>,
     stop: Arc<AtomicBool>,
@@ -295,7 +308,7 @@ impl Run<'_> {
                 return Ok(());
             }
         };
-        let Loaded { mut engine, kv_bytes_max, device, span_tokens_max } = model.load(self.job)?;
+        let Loaded { mut engine, kv_bytes_max, device, span_tokens_max } = model.load(self.job, &self.towers)?;
         let engine = &mut *engine;
         self.results.reporter.handle(&Event::Note { message: device.into() });
         let batching = &self.job.batching;

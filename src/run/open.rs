@@ -143,14 +143,14 @@ impl Model {
         }
     }
 
-    /// Loads the weights.
-    pub fn load(&self, job: &Job) -> Result<Loaded> {
+    /// Loads the weights; `towers` are the model's, where its rows are prompts.
+    pub fn load(&self, job: &Job, towers: &Towers) -> Result<Loaded> {
         let mut span_tokens_max = 0;
         let (engine, auto, device): (Box<dyn Engine>, u64, _) = match self {
             Self::Fake => (Box::new(FakeEngine::new(FakeModel::bytes())), 8 << 30, "no model: the tokens are made up"),
             Self::Files(files) => {
-                let image = Towers::new(files)?.image;
-                let image_tokens_max = image.as_ref().map_or(0, |image| image.rule.soft_tokens_max);
+                let image = towers.image.as_ref();
+                let image_tokens_max = image.map_or(0, |image| image.rule.soft_tokens_max);
                 if image.is_some_and(|image| image.both_ways) {
                     span_tokens_max = image_tokens_max;
                 }

@@ -19,10 +19,11 @@ use rayon::prelude::*;
 
 use super::{
     feed::{Fed, Feed, Next, Pending, Perceived, Total, Work},
-    hear::{quiet_decoders, quietly, words},
+    hear::{quiet_decoders, quietly},
 };
 use crate::{
     manifest::MediumKind,
+    media::panic_words,
     prompt::{Prompter, Sensed, Senses},
     schedule::Request,
     sink::{Outcome, Stage},
@@ -170,7 +171,7 @@ fn complete(work: &Work, prompter: &Prompter, senses: &Senses) -> Result<(Reques
     let sense = |medium| {
         let sensed = quietly(|| catch_unwind(AssertUnwindSafe(|| senses.sense(medium))));
         sensed.unwrap_or_else(|panic| {
-            Err(format!("the decoder failed on a file ({}): convert it, for example to PNG or FLAC", words(&*panic)))
+            Err(format!("the decoder failed on a file ({}): convert it, for example to PNG or FLAC", panic_words(&*panic)))
         })
     };
     let sensed: Vec<Sensed> = media.par_iter().map(sense).collect::<Result<_, String>>()?;

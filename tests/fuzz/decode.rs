@@ -39,7 +39,7 @@ fuzz_target!(|data: &[u8]| {
         }));
     });
     let channels = [job::Channels::Mix, job::Channels::Left, job::Channels::Right][data.len() % 3];
-    let source = media::AudioSource::Bytes { name: "fuzz".to_owned(), bytes: data.into() };
+    let source = media::MediaSource::Bytes { name: "fuzz".to_owned(), bytes: data.into() };
     let Ok(mut recording) = media::Recording::open(&source, channels, media::SAMPLE_RATE) else { return };
     let mut samples = 0;
     while let Ok(Some(stretch)) = recording.next() {

@@ -11,7 +11,7 @@ use arrow::array::{
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Schema};
 use mlxbatch::manifest::{self, Item, ROW_BYTES_MAX, fingerprint};
-use mlxbatch::media::AudioSource;
+use mlxbatch::media::MediaSource;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use serde_json::{Value, json};
@@ -55,9 +55,9 @@ fn a_data_set_as_hugging_face_exports_it() {
     data.gives(&["a", "b", "c", "d", "e"]);
     let items = items(&data);
     let file = data.path("sub/speech.parquet");
-    let bytes = |name: &str, bytes: &[u8]| Some(AudioSource::Bytes { name: name.into(), bytes: bytes.into() });
+    let bytes = |name: &str, bytes: &[u8]| Some(MediaSource::Bytes { name: name.into(), bytes: bytes.into() });
     let audio: Vec<_> = items.iter().map(|item| item.audio.clone()).collect();
-    let three = Some(AudioSource::File(data.path("sub/clips/three.wav").into()));
+    let three = Some(MediaSource::File(data.path("sub/clips/three.wav").into()));
     assert_eq!(audio, [bytes("one.wav", b"RIFF one"), bytes("row 2", b"RIFF two"), three, None, bytes("five.wav", b"")]);
     let sources: Vec<&String> = items.iter().map(|item| &item.source).collect();
     assert_eq!(sources, (1..=5).map(|row| format!("{file}:row {row}")).collect::<Vec<_>>().iter().collect::<Vec<_>>());
@@ -101,12 +101,12 @@ fn ids_derived_from_rows_and_told_when_taken() {
 fn recordings_by_path_alone_or_as_plain_bytes() {
     let data = Data::one("a.parquet", written(vec![("audio", texts(&["a.wav", "", "http://x/a.wav"]))], 9));
     let rows = data.rows();
-    assert_eq!(rows[0].as_ref().unwrap().audio, Some(AudioSource::File(data.path("a.wav").into())));
+    assert_eq!(rows[0].as_ref().unwrap().audio, Some(MediaSource::File(data.path("a.wav").into())));
     assert_eq!(rows[1].as_ref().unwrap().audio, None);
     assert!(rows[2].as_ref().unwrap_err().error.contains("is a URL"));
     let plain: ArrayRef = Arc::new(BinaryArray::from(vec![b"one".as_slice()]));
     let named = Data::one("a.parquet", written(vec![("audio", plain)], 9));
-    assert_eq!(items(&named)[0].audio, Some(AudioSource::Bytes { name: "row 1".into(), bytes: b"one".as_slice().into() }));
+    assert_eq!(items(&named)[0].audio, Some(MediaSource::Bytes { name: "row 1".into(), bytes: b"one".as_slice().into() }));
 }
 
 #[test]

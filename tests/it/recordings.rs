@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use mlxbatch::job::Job;
 use mlxbatch::manifest::{self, BadRow, Item, fingerprint};
-use mlxbatch::media::AudioSource;
+use mlxbatch::media::MediaSource;
 use serde_json::{Value, json};
 
 use crate::manifest::{Data, Row, columns};
@@ -18,8 +18,8 @@ fn heard(data: &Data) -> Vec<String> {
     let shown = |row: Row| match row {
         Ok(Item { id, audio, columns, .. }) => {
             let audio = match audio {
-                Some(AudioSource::File(path)) => path.to_str().unwrap().replace(&folder, ""),
-                Some(AudioSource::Bytes { name, bytes }) => format!("{name}={}", bytes.escape_ascii()),
+                Some(MediaSource::File(path)) => path.to_str().unwrap().replace(&folder, ""),
+                Some(MediaSource::Bytes { name, bytes }) => format!("{name}={}", bytes.escape_ascii()),
                 None => "-".to_owned(),
             };
             let reference = columns.get("reference").map_or("-".to_owned(), |text| text.as_str().unwrap().to_owned());
@@ -269,13 +269,13 @@ fn failed_rows_of_every_layout_can_be_read_again_from_elsewhere() {
     ];
     for data in layouts {
         let again = fed_back(&data);
-        let rows = |data: &Data| -> Vec<(String, Option<AudioSource>, Option<Value>)> {
+        let rows = |data: &Data| -> Vec<(String, Option<MediaSource>, Option<Value>)> {
             data.rows().into_iter().flatten().map(|item| (item.id, item.audio, item.columns.get("reference").cloned())).collect()
         };
         let mut first = rows(&data);
         for (_, audio, _) in &mut first {
             // A recording without a name is called by its row.
-            if let Some(AudioSource::File(path)) = audio {
+            if let Some(MediaSource::File(path)) = audio {
                 assert!(path.is_absolute());
             }
         }
@@ -338,7 +338,7 @@ fn the_shipped_job_reads_libri_speech() {
     let items: Vec<Item> = manifest::open(&job.input).unwrap().map(|row| row.unwrap().unwrap()).collect();
     let ids: Vec<&str> = items.iter().map(|item| item.id.as_str()).collect();
     assert_eq!(ids, ["1089-134686-0000", "1089-134686-0001", "1089-134691-0000"]);
-    assert!(items.iter().all(|item| matches!(&item.audio, Some(AudioSource::File(path)) if path.is_file())));
+    assert!(items.iter().all(|item| matches!(&item.audio, Some(MediaSource::File(path)) if path.is_file())));
     assert_eq!(items[0].columns["reference"], "HE HOPED");
     // A model that hears is another test's: here the program finds the rows.
     let check = program(["check", file.to_str().unwrap(), "--set", "model.path=fake", "--json"]).output().unwrap();

@@ -17,6 +17,8 @@ mod whisper;
 #[cfg(test)]
 mod golden_test;
 #[cfg(test)]
+mod kernel_test;
+#[cfg(test)]
 mod prefix_test;
 #[cfg(test)]
 mod whisper_golden_test;
@@ -36,6 +38,11 @@ use super::{
     weights::{Loader, WeightError},
 };
 use crate::schedule::Medium;
+
+/// Sizes in config.json beyond this are a mistake.
+const SIZE_MAX: i32 = 1 << 20;
+/// And so are more layers than this: the deepest model here has 60.
+const LAYERS_MAX: usize = 256;
 
 /// A causal language model, or the decoder of a model with an encoder. The cache is an argument, never a field.
 pub trait Model {

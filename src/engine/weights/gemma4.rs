@@ -12,8 +12,7 @@ use std::{
 
 use serde_json::Value;
 
-/// Where mlx-optiq puts the towers.
-const SIDECAR_FILE: &str = "optiq_vision.safetensors";
+use crate::model::SIDECAR;
 
 /// Whether `config` is of this family, with or without towers.
 pub fn is_one(config: &Value) -> bool {
@@ -22,7 +21,7 @@ pub fn is_one(config: &Value) -> bool {
 
 /// The towers' own file beside `files`, where there is one that is not among them.
 pub fn sidecar(files: &[PathBuf]) -> Option<PathBuf> {
-    let sidecar = files.first().and_then(|file| file.parent()).unwrap_or(Path::new("")).join(SIDECAR_FILE);
+    let sidecar = files.first().and_then(|file| file.parent()).unwrap_or(Path::new("")).join(SIDECAR);
     (sidecar.is_file() && !files.contains(&sidecar)).then_some(sidecar)
 }
 

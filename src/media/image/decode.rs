@@ -1,6 +1,5 @@
 //! Files into pixels: 8 bits of red, green and blue, the way up that a person sees them.
 
-use std::any::Any;
 use std::fs::{self, File};
 use std::io::{Cursor, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +8,7 @@ use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, error:
 
 use super::ImageError;
 use super::content::{HEAD_BYTES, format_of};
-use crate::media::MediaSource;
+use crate::media::{MediaSource, panic_words};
 
 /// Bytes of a file at most.
 pub const BYTES_MAX: u64 = 256 << 20;
@@ -61,7 +60,7 @@ impl Picture {
         check_bytes(bytes.len() as u64)?;
         let (format, name) = format_of(&bytes[..bytes.len().min(HEAD_BYTES)])?;
         catch_unwind(AssertUnwindSafe(|| decode(bytes, format, name)))
-            .unwrap_or_else(|panic| Err(ImageError::BrokeDown { reason: words(&*panic) }))
+            .unwrap_or_else(|panic| Err(ImageError::BrokeDown { reason: panic_words(&*panic).to_owned() }))
     }
 }
 
@@ -73,11 +72,6 @@ fn check_bytes(bytes: u64) -> Result<(), ImageError> {
         }
         _ => Ok(()),
     }
-}
-
-fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason given").to_owned()
 }
 
 fn decode(bytes: &[u8], format: ImageFormat, name: &'static str) -> Result<Picture, ImageError> {

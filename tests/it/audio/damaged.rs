@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use mlxbatch::job::Channels;
-use mlxbatch::media::{AudioSource, MediaError, Recording, SAMPLE_RATE};
+use mlxbatch::media::{MediaError, MediaSource, Recording, SAMPLE_RATE};
 
 use super::{fixture, hear_bytes, hear_file, refusal};
 
@@ -53,7 +53,7 @@ impl Sweep {
 }
 
 fn hear(bytes: Vec<u8>) -> Result<(usize, Vec<String>), MediaError> {
-    let source = AudioSource::Bytes { name: "hostile".to_owned(), bytes: bytes.into() };
+    let source = MediaSource::Bytes { name: "hostile".to_owned(), bytes: bytes.into() };
     let mut recording = Recording::open(&source, Channels::Mix, SAMPLE_RATE)?;
     let mut samples = 0;
     while let Some(stretch) = recording.next()? {
@@ -265,7 +265,7 @@ fn paths_that_are_no_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("empty.wav");
     std::fs::write(&path, "").unwrap();
-    let refused = |path: std::path::PathBuf| refusal(super::hear(&AudioSource::File(path), Channels::Mix));
+    let refused = |path: std::path::PathBuf| refusal(super::hear(&MediaSource::File(path), Channels::Mix));
     assert_eq!(refused(path), "the file is empty (0 bytes); it was perhaps never downloaded or written");
     assert_eq!(refused(folder.path().join("none.wav")), "the file does not exist; correct its path, or make the file first");
     assert_eq!(refused(folder.path().to_path_buf()), "the path is a folder; name the file in it");
@@ -295,7 +295,7 @@ fn memory_does_not_grow_with_a_recording() {
     // A sparse file: ten minutes of silence behind a click.
     std::fs::File::options().write(true).open(&path).unwrap().set_len(44_100 * 4 * 600 + 44).unwrap();
     let before = peak_bytes();
-    let mut recording = Recording::open(&AudioSource::File(path), Channels::Mix, SAMPLE_RATE).unwrap();
+    let mut recording = Recording::open(&MediaSource::File(path), Channels::Mix, SAMPLE_RATE).unwrap();
     let mut samples = 0;
     while let Some(stretch) = recording.next().unwrap() {
         samples += stretch.len();

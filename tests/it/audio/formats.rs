@@ -1,7 +1,7 @@
 //! Every format and codec.
 
 use mlxbatch::job::Channels;
-use mlxbatch::media::{AudioSource, SAMPLE_RATE};
+use mlxbatch::media::{MediaSource, SAMPLE_RATE};
 
 use super::{SECONDS, decibels, fixture, hear, hear_file, refusal, speech};
 
@@ -90,7 +90,7 @@ fn what_a_format_does_not_say_is_not_cut_off() {
 #[test]
 fn one_channel_is_heard_where_the_job_says_so() {
     for (channels, gain) in [(Channels::Left, 1.0), (Channels::Right, 0.6), (Channels::Mix, STEREO)] {
-        let heard = hear(&AudioSource::File(fixture("flac-44100-stereo.flac")), channels).unwrap();
+        let heard = hear(&MediaSource::File(fixture("flac-44100-stereo.flac")), channels).unwrap();
         assert!(decibels(&heard.samples, &speech(SAMPLE_RATE), gain) > 65.0, "{channels:?}");
     }
 }
@@ -108,7 +108,7 @@ fn a_name_decides_nothing() {
     for (name, other) in [("pcm-16000.aiff", "sound.mp3"), ("mp3-8000.mp3", "sound.wav"), ("opus-48000.opus", "sound")] {
         let path = folder.path().join(other);
         std::fs::copy(fixture(name), &path).unwrap();
-        let renamed = hear(&AudioSource::File(path), Channels::Mix).unwrap();
+        let renamed = hear(&MediaSource::File(path), Channels::Mix).unwrap();
         assert_eq!(renamed.samples, hear_file(name).unwrap().samples, "{name} as {other}");
     }
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mlxbatch::job::Channels;
-use mlxbatch::media::{AudioSource, MediaError, Recording, SAMPLE_RATE};
+use mlxbatch::media::{MediaError, MediaSource, Recording, SAMPLE_RATE};
 
 /// Of every fixture.
 const SECONDS: f64 = 0.5;
@@ -28,7 +28,7 @@ fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/audio").join(name)
 }
 
-fn hear(source: &AudioSource, channels: Channels) -> Result<Heard, MediaError> {
+fn hear(source: &MediaSource, channels: Channels) -> Result<Heard, MediaError> {
     let mut recording = Recording::open(source, channels, SAMPLE_RATE)?;
     let mut samples = Vec::new();
     while let Some(stretch) = recording.next()? {
@@ -41,11 +41,11 @@ fn hear(source: &AudioSource, channels: Channels) -> Result<Heard, MediaError> {
 }
 
 fn hear_file(name: &str) -> Result<Heard, MediaError> {
-    hear(&AudioSource::File(fixture(name)), Channels::Mix)
+    hear(&MediaSource::File(fixture(name)), Channels::Mix)
 }
 
 fn hear_bytes(bytes: Vec<u8>) -> Result<Heard, MediaError> {
-    hear(&AudioSource::Bytes { name: "bytes".to_owned(), bytes: Arc::from(bytes) }, Channels::Mix)
+    hear(&MediaSource::Bytes { name: "bytes".to_owned(), bytes: Arc::from(bytes) }, Channels::Mix)
 }
 
 fn refusal(result: Result<Heard, MediaError>) -> String {

@@ -1,7 +1,7 @@
 //! WAV files as the world writes them, byte by byte.
 
 use mlxbatch::job::Channels;
-use mlxbatch::media::{AudioSource, SAMPLE_RATE};
+use mlxbatch::media::{MediaSource, SAMPLE_RATE};
 
 use super::{Heard, decibels, hear, hear_bytes, refusal, speech};
 
@@ -229,7 +229,7 @@ fn one_silent_channel_takes_nothing_away_but_loudness() {
 fn channels_that_cancel_are_heard_one_by_one() {
     let wave = Wave { channels: 2, ..PLAIN };
     let frames: Vec<f32> = speech(SAMPLE_RATE).into_iter().flat_map(|sample| [sample * 0.9, -sample]).collect();
-    let source = AudioSource::Bytes { name: "phase".to_owned(), bytes: wave.file(&sixteen(&frames)).into() };
+    let source = MediaSource::Bytes { name: "phase".to_owned(), bytes: wave.file(&sixteen(&frames)).into() };
     let heard = hear(&source, Channels::Mix).unwrap();
     assert!(decibels(&heard.samples, &speech(SAMPLE_RATE), -1.0) > 65.0);
     assert_eq!(

@@ -2,11 +2,16 @@
 
 use std::{cell::Cell, collections::HashMap, path::Path};
 
-use mlx_rs::{Array, Dtype, random, transforms};
+use mlx_rs::{Array, Dtype, random};
 use serde_json::{Value, json};
 
 use super::{
-    super::{Model, golden_test::pass, load},
+    super::{
+        Model,
+        golden_test::pass,
+        kernel_test::{error, on_cuda, save, timed},
+        load,
+    },
     Decoder, DecoderOptions, LayerOptions, Qkv,
 };
 use crate::engine::{
@@ -67,9 +72,7 @@ fn checkpoint(folder: &Path, config: &Value) {
             put(name(part), vector(length));
         }
     }
-    transforms::eval(tensors.values()).unwrap();
-    Array::save_safetensors(tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)), None, folder.join("model.safetensors"))
-        .unwrap();
+    save(&tensors, folder);
 }
 
 /// Slots of rows and how long their prompts are: one beyond a block's keys, one of a single token, slots left out between.
@@ -110,25 +113,12 @@ fn logits(model: &dyn Model, dtype: Dtype, slot_tokens: i32, copied_from: i32) -
     all
 }
 
-fn error(ours: &[Vec<f32>], reference: &[Vec<f32>]) -> f64 {
-    assert_eq!(ours.len(), reference.len());
-    let square = |x: f64| x * x;
-    let (mut difference, mut size) = (0.0, 0.0);
-    for (ours, reference) in ours.iter().flatten().zip(reference.iter().flatten()) {
-        difference += square(f64::from(ours - reference));
-        size += square(f64::from(*reference));
-    }
-    (difference / size).sqrt()
-}
-
 #[test]
 #[ignore = "needs a GPU of NVIDIA's"]
 fn kernels_agree_with_the_plain_operations() {
-    if !ffi::cuda_available() {
-        println!("skipped: there is no GPU of NVIDIA's here");
+    if !on_cuda() {
         return;
     }
-    mlx_rs::Device::set_default(&mlx_rs::Device::gpu());
     let shape = |family: &str, heads: i32, kv_heads: i32, head_dim: i32, more: Value| {
         let mut config = json!({
             "model_type": family, "hidden_size": 256, "num_hidden_layers": 3, "intermediate_size": 512, "vocab_size": 512,
@@ -171,12 +161,9 @@ fn kernels_agree_with_the_plain_operations() {
 #[test]
 #[ignore = "measures, on a GPU of NVIDIA's"]
 fn profile_of_a_decode_step() {
-    if !ffi::cuda_available() {
-        println!("skipped: there is no GPU of NVIDIA's here");
+    if !on_cuda() {
         return;
     }
-    mlx_rs::Device::set_default(&mlx_rs::Device::gpu());
-    const REPEATS: u32 = 30;
     let config = json!({
         "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "vocab_size": 128_256,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5,
@@ -222,27 +209,7 @@ fn profile_of_a_decode_step() {
     };
     let (fused, plain) = (open(true), open(false));
     for rows in [8i32, 64, 256] {
-        let timed = |name: &str, run: &mut dyn FnMut() -> Vec<Array>| {
-            for _ in 0..3 {
-                transforms::eval(run().iter()).unwrap();
-            }
-            let started = std::time::Instant::now();
-            let mut built = std::time::Duration::ZERO;
-            let mut last = Vec::new();
-            for _ in 0..REPEATS {
-                let since = std::time::Instant::now();
-                last = run();
-                transforms::async_eval(last.iter()).unwrap();
-                built += since.elapsed();
-            }
-            transforms::eval(last.iter()).unwrap();
-            let each = |time: std::time::Duration| time.as_secs_f64() * 1e3 / f64::from(REPEATS);
-            println!(
-                "{rows:4} rows  {name:34} {:6.3} ms, of which the host builds for {:6.3}",
-                each(started.elapsed()),
-                each(built)
-            );
-        };
+        let timed = |name: &str, run: &mut dyn FnMut() -> Vec<Array>| timed(&format!("{rows:4} rows  {name}"), run);
         let places: Vec<(u32, u32)> = (0..rows as u32).map(|slot| (slot, 447)).collect();
         let tokens = Array::from_slice(&(0..rows).collect::<Vec<i32>>(), &[rows]);
         for (name, model) in [("the whole step, kernels", &fused), ("the whole step, plain", &plain)] {

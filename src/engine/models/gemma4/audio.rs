@@ -11,11 +11,11 @@ use serde::Deserialize;
 
 use super::{
     conformer::{Layer, Window},
-    tower::{Embedder, check_layers, check_size, on_cpu, prefix},
+    tower::{Embedder, check_layers, check_size},
 };
 use crate::{
     engine::{
-        EngineError,
+        EngineError, device,
         models::Linear,
         weights::{Loader, WeightError},
     },
@@ -302,11 +302,10 @@ impl Subsampling {
     }
 }
 
-/// Takes `audio_tower.*` and `embed_audio.*`, with or without `model.` in front.
+/// Takes `audio_tower.*` and `embed_audio.*`.
 pub fn load(config: &AudioConfig, loader: &mut Loader, text_hidden: i32) -> Result<AudioTower, WeightError> {
     config.check()?;
-    let prefix = prefix(loader, "audio_tower.subsample_conv_projection.input_proj_linear.weight");
-    let tower = format!("{prefix}audio_tower");
+    let tower = "audio_tower";
     let (hidden, [first, second]) = (config.hidden_size, config.subsampling_conv_channels);
     let mut subsampling = |index: usize, input: i32, output: i32| -> Result<Subsampling, WeightError> {
         let module = format!("{tower}.subsample_conv_projection.layer{index}");
@@ -327,6 +326,14 @@ pub fn load(config: &AudioConfig, loader: &mut Loader, text_hidden: i32) -> Resu
         Some(output) => Some(loader.linear(&format!("{tower}.output_proj"), hidden, output, true)?),
         None => None,
     };
-    let embedder = Embedder::load(loader, &format!("{prefix}embed_audio"), config.output(), text_hidden, config.rms_norm_eps)?;
-    Ok(AudioTower { config: config.clone(), subsampling, input_proj_linear, layers, output_proj, embedder, on_cpu: on_cpu()? })
+    let embedder = Embedder::load(loader, "embed_audio", config.output(), text_hidden, config.rms_norm_eps)?;
+    Ok(AudioTower {
+        config: config.clone(),
+        subsampling,
+        input_proj_linear,
+        layers,
+        output_proj,
+        embedder,
+        on_cpu: device::is_cpu()?,
+    })
 }

@@ -3,13 +3,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::super::{parse, rope_theta};
+use super::super::{LAYERS_MAX, SIZE_MAX, parse, rope_theta};
 use crate::engine::weights::WeightError;
 
-/// Sizes in config.json beyond this are a mistake.
-const SIZE_MAX: i32 = 1 << 20;
-/// The largest Gemma 4 has 60.
-const LAYERS_MAX: usize = 256;
 /// Every so many layers one has full attention, where the configuration does not list them.
 const FULL_EVERY: usize = 6;
 

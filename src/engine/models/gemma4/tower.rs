@@ -1,17 +1,12 @@
 //! What both towers share.
 
-use mlx_rs::{Array, Device, DeviceType, Dtype, fast};
+use mlx_rs::{Array, Dtype, fast};
 
-use super::super::Linear;
+use super::super::{LAYERS_MAX, Linear, SIZE_MAX};
 use crate::engine::{
     EngineError,
     weights::{Loader, WeightError},
 };
-
-/// Sizes in config.json beyond this are a mistake.
-pub const SIZE_MAX: i32 = 1 << 20;
-/// The largest tower has 27.
-pub const LAYERS_MAX: usize = 256;
 
 /// Refuses a size that no model has: sizes are there to be multiplied by each other.
 pub fn check_size(name: &str, size: i32) -> Result<(), WeightError> {
@@ -27,17 +22,6 @@ pub fn check_layers(name: &str, layers: usize) -> Result<(), WeightError> {
         return Ok(());
     }
     Err(WeightError::Config(format!("{name} is {layers}; it must be 1 to {LAYERS_MAX}: is this the model's own config.json?")))
-}
-
-/// `model.` where a file's names start with it, as Hugging Face's do and those of converted files do not; `probe` is a tensor that
-/// every such file holds.
-pub fn prefix(loader: &Loader, probe: &str) -> &'static str {
-    if loader.has(&format!("model.{probe}")) { "model." } else { "" }
-}
-
-/// Whether MLX computes on the CPU, and so step by step in one thread.
-pub fn on_cpu() -> Result<bool, WeightError> {
-    Ok(matches!(Device::try_default()?.get_type()?, DeviceType::Cpu))
 }
 
 /// Root mean square normalization in float32 whatever comes in; the weight is not rounded with the rest either.

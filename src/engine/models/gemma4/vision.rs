@@ -10,12 +10,12 @@ use mlx_rs::{
 use serde::Deserialize;
 
 use super::{
-    super::{RmsNorm, layers::gelu_tanh},
+    super::{RmsNorm, SIZE_MAX, layers::gelu_tanh},
     clipped::ClippedLinear,
-    tower::{Embedder, check_layers, check_size, on_cpu, prefix, rms_norm_float32},
+    tower::{Embedder, check_layers, check_size, rms_norm_float32},
 };
 use crate::engine::{
-    EngineError, ffi, host,
+    EngineError, device, ffi, host,
     models::Linear,
     weights::{Loader, WeightError},
 };
@@ -101,7 +101,7 @@ impl VisionConfig {
         if heads % kv_heads != 0 {
             return refuse(format!("vision_config has {heads} heads (num_attention_heads), which {kv_heads} keys do not divide"));
         }
-        if heads.checked_mul(self.head_dim).is_none_or(|width| width > super::tower::SIZE_MAX) {
+        if heads.checked_mul(self.head_dim).is_none_or(|width| width > SIZE_MAX) {
             return refuse(format!("vision_config has {heads} heads of {} numbers (head_dim)", self.head_dim));
         }
         if self.head_dim % 4 != 0 {
@@ -454,11 +454,10 @@ impl Mlp {
     }
 }
 
-/// Takes `vision_tower.*` and `embed_vision.*`, with or without `model.` in front.
+/// Takes `vision_tower.*` and `embed_vision.*`.
 pub fn load(config: &VisionConfig, loader: &mut Loader, text_hidden: i32) -> Result<VisionTower, WeightError> {
     config.check()?;
-    let prefix = prefix(loader, "vision_tower.patch_embedder.input_proj.weight");
-    let tower = format!("{prefix}vision_tower");
+    let tower = "vision_tower";
     let hidden = config.hidden_size;
     let patch = CHANNELS * config.patch_size * config.patch_size;
     let input_proj = loader.linear(&format!("{tower}.patch_embedder.input_proj"), patch, hidden, false)?;
@@ -481,9 +480,9 @@ pub fn load(config: &VisionConfig, loader: &mut Loader, text_hidden: i32) -> Res
         )),
         false => None,
     };
-    let embedder = Embedder::load(loader, &format!("{prefix}embed_vision"), hidden, text_hidden, config.rms_norm_eps)?;
+    let embedder = Embedder::load(loader, "embed_vision", hidden, text_hidden, config.rms_norm_eps)?;
     let dtype = table.dtype();
-    let device = match (on_cpu()?, dtype) {
+    let device = match (device::is_cpu()?, dtype) {
         (false, _) => Compute::Gpu,
         (true, Dtype::Float32) => Compute::Host,
         (true, _) => Compute::Cpu,

@@ -8,8 +8,12 @@ use serde_json::{Value, json};
 use crate::engine::{
     cache::{Cache, Chunk, Step},
     device::padding,
-    ffi,
-    models::{Model, golden_test::pass, load},
+    models::{
+        Model,
+        golden_test::pass,
+        kernel_test::{error, on_cuda, save, timed},
+        load,
+    },
     weights::{Loader, Policy},
 };
 
@@ -71,9 +75,7 @@ fn checkpoint(folder: &Path, config: &Value) {
         }
         norm(&mut put, &format!("{half}.layer_norm"));
     }
-    transforms::eval(tensors.values()).unwrap();
-    let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
-    Array::save_safetensors(named, None, folder.join("model.safetensors")).unwrap();
+    save(&tensors, folder);
 }
 
 /// Slots of rows and how long their prompts are.
@@ -117,14 +119,6 @@ fn logits(model: &dyn Model, dtype: Dtype, fault: bool) -> Vec<Vec<f32>> {
     all
 }
 
-/// Root mean square of the difference over that of the reference.
-fn error(ours: &[Vec<f32>], reference: &[Vec<f32>]) -> f64 {
-    assert_eq!(ours.len(), reference.len());
-    let pairs = || ours.iter().flatten().zip(reference.iter().flatten());
-    let difference: f64 = pairs().map(|(ours, reference)| f64::from(ours - reference).powi(2)).sum();
-    (difference / pairs().map(|(_, reference)| f64::from(*reference).powi(2)).sum::<f64>()).sqrt()
-}
-
 fn config(hidden: i32, heads: i32) -> Value {
     json!({
         "model_type": "whisper", "d_model": hidden, "encoder_layers": 2, "encoder_attention_heads": heads, "decoder_layers": 3,
@@ -141,11 +135,9 @@ fn open(folder: &Path, config: &Value, dtype: Dtype, merge: bool) -> Box<dyn Mod
 #[test]
 #[ignore = "needs a GPU of NVIDIA's"]
 fn kernels_agree_with_the_plain_operations() {
-    if !ffi::cuda_available() {
-        println!("skipped: there is no GPU of NVIDIA's here");
+    if !on_cuda() {
         return;
     }
-    mlx_rs::Device::set_default(&mlx_rs::Device::gpu());
     for (hidden, heads) in [(128, 2), (384, 6), (512, 4)] {
         let (folder, config) = (tempfile::tempdir().unwrap(), config(hidden, heads));
         checkpoint(folder.path(), &config);
@@ -178,12 +170,9 @@ fn merged_products_are_the_separate_ones() {
 #[test]
 #[ignore = "measures, on a GPU of NVIDIA's"]
 fn profile_of_whisper_base() {
-    if !ffi::cuda_available() {
-        println!("skipped: there is no GPU of NVIDIA's here");
+    if !on_cuda() {
         return;
     }
-    mlx_rs::Device::set_default(&mlx_rs::Device::gpu());
-    const REPEATS: u32 = 30;
     const ROWS: u32 = 64;
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(512, 8);
@@ -200,43 +189,22 @@ fn profile_of_whisper_base() {
     }
     checkpoint(folder.path(), &config);
     for merge in [false, true] {
+        let timed = |name: &str, run: &mut dyn FnMut() -> Vec<Array>| {
+            timed(&format!("{}  {name}", if merge { "kernels" } else { "plain  " }), run)
+        };
         let model = open(folder.path(), &config, Dtype::Float16, merge);
         let encoder = model.encoder().unwrap();
         let mut cache = Cache::new(model.cache_layout(), Dtype::Float16, 64).unwrap().with_cross(encoder.cross_layout()).unwrap();
         cache.resize(ROWS as i32, 192).unwrap();
-        let mut timed = |name: &str, run: &mut dyn FnMut(&mut Cache) -> Vec<Array>| {
-            let since = std::time::Instant::now();
-            transforms::eval(run(&mut cache).iter()).unwrap();
-            let first = since.elapsed();
-            for _ in 0..5 {
-                transforms::eval(run(&mut cache).iter()).unwrap();
-            }
-            let (started, mut built, mut last) = (std::time::Instant::now(), std::time::Duration::ZERO, Vec::new());
-            for _ in 0..REPEATS {
-                let since = std::time::Instant::now();
-                last = run(&mut cache);
-                transforms::async_eval(last.iter()).unwrap();
-                built += since.elapsed();
-            }
-            transforms::eval(last.iter()).unwrap();
-            let each = |time: std::time::Duration| time.as_secs_f64() * 1e3 / f64::from(REPEATS);
-            println!(
-                "{}  {name:42} {:7.3} ms, of which the host builds for {:7.3}; the first one {:8.1}",
-                if merge { "kernels" } else { "plain  " },
-                each(started.elapsed()),
-                each(built),
-                first.as_secs_f64() * 1e3
-            );
-        };
         for windows in [1, 2, 8] {
             let key = random::key(7).unwrap();
             let features = random::normal::<f32>(&[windows, 3000, BINS], None, None, &key).unwrap();
-            timed(&format!("{windows} windows into hidden states"), &mut |_| vec![encoder.encode(&features).unwrap()]);
+            timed(&format!("{windows} windows into hidden states"), &mut || vec![encoder.encode(&features).unwrap()]);
             let encoded = encoder.encode(&features).unwrap();
             encoded.eval().unwrap();
             let slots: Vec<i32> = (0..windows).collect();
-            timed(&format!("{windows} windows into the cache"), &mut |cache| {
-                encoder.hear(&encoded, &slots, cache).unwrap();
+            timed(&format!("{windows} windows into the cache"), &mut || {
+                encoder.hear(&encoded, &slots, &mut cache).unwrap();
                 cache.arrays().cloned().collect()
             });
         }
@@ -254,8 +222,8 @@ fn profile_of_whisper_base() {
             arrays
         };
         for chunks in [0, 1, 3, 64] {
-            timed(&format!("a pass: {chunks} windows join, {} decode", ROWS - chunks), &mut |cache| step_of(chunks, cache, false));
+            timed(&format!("a pass: {chunks} windows join, {} decode", ROWS - chunks), &mut || step_of(chunks, &mut cache, false));
         }
-        timed("the same without joining, and logits", &mut |cache| step_of(0, cache, true));
+        timed("the same without joining, and logits", &mut || step_of(0, &mut cache, true));
     }
 }

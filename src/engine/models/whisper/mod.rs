@@ -7,21 +7,21 @@ mod fused;
 #[cfg(test)]
 mod fused_tests;
 
-use mlx_rs::{Array, Device, DeviceType, Dtype, fast, ops, transforms};
+use mlx_rs::{Array, Dtype, fast, ops, transforms};
 use serde::Deserialize;
 use serde_json::Value;
 
 use fused::Fused;
 
 use super::{
-    Embedding, Encoder, LayerNorm, Linear, Model, Scratch, hear_plainly,
+    Embedding, Encoder, LAYERS_MAX, LayerNorm, Linear, Model, SIZE_MAX, Scratch, hear_plainly,
     layers::{gelu, split_heads},
     parse,
 };
 use crate::engine::{
     EngineError,
     cache::{Cache, CrossLayout, LayerLayout, Step},
-    ffi, host,
+    device, ffi, host,
     weights::{Loader, WeightError},
 };
 
@@ -30,10 +30,6 @@ const LAYER_NORM_EPS: f32 = 1e-5;
 const KERNEL: i32 = 3;
 /// The longest wave of the encoder's positions is this many times 2π tokens long.
 const TIMESCALE_MAX: f32 = 10_000.0;
-/// Sizes in config.json beyond this are a mistake.
-const SIZE_MAX: i32 = 1 << 20;
-/// The largest Whisper has 32.
-const LAYERS_MAX: usize = 256;
 
 #[derive(Debug, Clone, Deserialize)]
 pub struct Config {
@@ -208,8 +204,7 @@ enum Elementwise {
 
 impl Elementwise {
     fn of(weight: &Array) -> Result<Self, WeightError> {
-        let on_cpu = matches!(Device::try_default()?.get_type()?, DeviceType::Cpu);
-        Ok(if on_cpu && weight.dtype() == Dtype::Float32 { Self::Host } else { Self::Mlx })
+        Ok(if device::is_cpu()? && weight.dtype() == Dtype::Float32 { Self::Host } else { Self::Mlx })
     }
 
     fn gelu(self, x: &Array) -> Result<Array, EngineError> {
