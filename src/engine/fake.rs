@@ -21,8 +21,8 @@ use thiserror::Error;
 
 use super::{Engine, EngineError, SpeechScore};
 use crate::schedule::{
-    Admission, Decode, FinishReason, IN_FLIGHT_MAX, Limits, Medium, Plan, Prefill, Price, Release, Request, Reuse, Sampled,
-    SequenceId,
+    Admission, Decode, EncodePrice, FinishReason, IN_FLIGHT_MAX, Limits, MediaLoad, Medium, Plan, Prefill, Price, Release, Request,
+    Reuse, Sampled, SequenceId,
 };
 
 /// What the fake pretends to be.
@@ -57,7 +57,10 @@ impl FakeModel {
                 prefill_bytes_per_pair: 0,
                 decode_bytes_per_slot: 0,
                 padding_tokens: 0,
-                encode_bytes: 0,
+                window_bytes: 0,
+                image: EncodePrice::default(),
+                audio: EncodePrice::default(),
+                media_at_once: 1,
                 soft_bytes_per_token: 0,
                 prefixes: true,
             },
@@ -389,7 +392,7 @@ impl FakeEngine {
         if resident > limits.rows {
             return Err(Fault::TooManyRows { resident, rows: limits.rows });
         }
-        let (bytes, kv_bytes_max) = (limits.layout_bytes(slots, slot_tokens), limits.kv_bytes_max);
+        let (bytes, kv_bytes_max) = (limits.layout_bytes(slots, slot_tokens, &self.media(plan)), limits.kv_bytes_max);
         if bytes > kv_bytes_max {
             return Err(Fault::OverBudget { slots, slot_tokens, bytes, kv_bytes_max });
         }
@@ -405,6 +408,22 @@ impl FakeEngine {
             return Err(Fault::TooManyInPrefill { rows: plan.prefill.len(), prompt_concurrency: limits.prompt_concurrency });
         }
         Ok(())
+    }
+
+    /// What is encoded in the step, and what goes on.
+    fn media(&self, plan: &Plan) -> MediaLoad {
+        let mut media = MediaLoad::default();
+        for admission in &plan.admitted {
+            media.admit(&admission.request, admission.reuse.map_or(0, |reuse| reuse.tokens), &self.model.price);
+        }
+        for Prefill { sequence, slot, .. } in &plan.prefill {
+            if plan.admitted.iter().all(|admission| admission.request.sequence != *sequence)
+                && let Some(row) = self.slots.get(*slot as usize).and_then(Option::as_ref)
+            {
+                media.keep(&row.request);
+            }
+        }
+        media
     }
 
     fn prefill(&mut self, &Prefill { sequence, slot, start, length, last }: &Prefill, step: &mut Step) -> Result<(), Fault> {

@@ -41,15 +41,12 @@ pub struct MlxOptions {
     pub weights: WeightForm,
     /// Rows that are computed together at most.
     pub rows: u32,
-    /// Soft tokens of an image at most; 0 where rows have none.
-    pub image_tokens_max: u32,
 }
 
 pub struct MlxEngine {
     model: Box<dyn Model>,
     cache: Cache,
     cache_dtype: Dtype,
-    image_tokens_max: u32,
     on_gpu: bool,
     /// The token sampled last in each slot, (slots) int32: decoding reads it without the host.
     newest: Array,
@@ -118,10 +115,10 @@ impl MlxEngine {
             // What weights were packed from.
             memory::clear_cache().map_err(|error| WeightError::Mlx(reason(&error)))?;
         }
-        Self::with_model(model, on_gpu, options.image_tokens_max).map_err(|error| WeightError::Mlx(error.to_string()))
+        Self::with_model(model, on_gpu).map_err(|error| WeightError::Mlx(error.to_string()))
     }
 
-    fn with_model(model: Box<dyn Model>, on_gpu: bool, image_tokens_max: u32) -> Result<Self, EngineError> {
+    fn with_model(model: Box<dyn Model>, on_gpu: bool) -> Result<Self, EngineError> {
         // Keys come out of the model in the format that its embedding starts with.
         let mut probe = empty_cache(&*model, Dtype::Float32, on_gpu)?;
         probe.resize(1, 1)?;
@@ -131,7 +128,6 @@ impl MlxEngine {
             cache: empty_cache(&*model, cache_dtype, on_gpu)?,
             model,
             cache_dtype,
-            image_tokens_max,
             on_gpu,
             newest: ops::zeros::<i32>(&[0])?,
             sequences: HashMap::new(),
@@ -152,7 +148,7 @@ impl MlxEngine {
 
     /// [`Engine::price`], of a run in which no row is sampled but by its likeliest token where `greedy`.
     pub fn price_of(&self, greedy: bool) -> Price {
-        price::of(&*self.model, self.cache_dtype, self.on_gpu, greedy, self.image_tokens_max)
+        price::of(&*self.model, self.cache_dtype, self.on_gpu, greedy)
     }
 
     /// How long calls of [`Engine::launch`] and [`Engine::collect`] have waited for the device, all together.

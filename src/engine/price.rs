@@ -3,7 +3,7 @@
 use mlx_rs::Dtype;
 
 use super::{device, models::Model};
-use crate::schedule::Price;
+use crate::schedule::{EncodePrice, Price};
 
 /// Slots grow in steps of this many tokens: each step of growth copies the cache once.
 pub const SLOT_TOKENS_STEP: u32 = 64;
@@ -14,9 +14,8 @@ pub fn encoded_at_once(on_gpu: bool) -> usize {
     if on_gpu { 8 } else { 1 }
 }
 
-/// With keys and values of `dtype`, and images of `image_tokens_max` soft tokens at most. `greedy` where no row is sampled but by
-/// its likeliest token.
-pub fn of(model: &dyn Model, dtype: Dtype, on_gpu: bool, greedy: bool, image_tokens_max: u32) -> Price {
+/// With keys and values of `dtype`. `greedy` where no row is sampled but by its likeliest token.
+pub fn of(model: &dyn Model, dtype: Dtype, on_gpu: bool, greedy: bool) -> Price {
     let bytes = if dtype == Dtype::Float32 { 4 } else { 2 };
     let scratch = model.scratch(bytes);
     // A row's logits, twice where one step is computed behind another; of a sampled row their float32 copy and its cumulative
@@ -35,17 +34,20 @@ pub fn of(model: &dyn Model, dtype: Dtype, on_gpu: bool, greedy: bool, image_tok
         prefill_bytes_per_pair: scratch.prefill_bytes_per_pair,
         decode_bytes_per_slot: scratch.decode_bytes_per_slot,
         padding_tokens: if model.pads() { device::PADDING_MAX } else { 0 },
-        encode_bytes: 0,
+        window_bytes: 0,
+        image: EncodePrice::default(),
+        audio: EncodePrice::default(),
+        media_at_once: encoded_at_once(on_gpu) as u32,
         soft_bytes_per_token: 0,
         prefixes: model.shares_prefixes(),
     };
     if let Some(encoder) = model.encoder() {
         price.fixed_bytes_per_slot += encoder.cross_layout().bytes_per_slot(bytes);
-        price.encode_bytes = encoder.encode_bytes(encoded_at_once(on_gpu) as u64, bytes);
+        price.window_bytes = encoder.encode_bytes(encoded_at_once(on_gpu) as u64, bytes);
     }
     if let Some(towers) = model.towers() {
         price.soft_bytes_per_token = towers.soft_token_bytes(bytes);
-        price.encode_bytes = towers.encode_bytes(encoded_at_once(on_gpu) as u64, u64::from(image_tokens_max), bytes);
+        [price.image, price.audio] = towers.encode_prices(bytes);
     }
     for layout in model.cache_layout() {
         let per_token = 2 * bytes * (layout.kv_heads * layout.head_dim) as u64;

@@ -57,6 +57,8 @@ struct Found {
     kv_budget_bytes: u64,
     /// The budget is an estimate: the run takes what the device has once the weights are loaded.
     kv_budget_estimated: bool,
+    /// What encoding images or recordings takes of it meanwhile, as many at once as are encoded.
+    encode_bytes: u64,
     /// Rows as long as the longest that fit the budget together.
     rows_together: u64,
     prompts: Vec<Shown>,
@@ -103,6 +105,7 @@ fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
         row_kv_bytes_max: 0,
         kv_budget_bytes: 0,
         kv_budget_estimated: false,
+        encode_bytes: 0,
         rows_together: 0,
         prompts: Vec::new(),
     };
@@ -159,7 +162,11 @@ fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
     } else {
         found.prompt_tokens_min = 0;
     }
-    price(job, model, &mut found)?;
+    let towers = match words {
+        Words::Prompts(prompter) => prompter.towers(),
+        Words::Recordings { .. } => &Towers::default(),
+    };
+    price(job, model, towers, &mut found)?;
     Ok(found)
 }
 
@@ -231,7 +238,7 @@ fn stored_bytes(source: &MediaSource) -> Result<u64, String> {
 }
 
 /// What rows will cost, told by the configuration alone.
-fn price(job: &Job, model: &Model, found: &mut Found) -> Result<()> {
+fn price(job: &Job, model: &Model, towers: &Towers, found: &mut Found) -> Result<()> {
     let Model::Files(files) = model else { return Ok(()) };
     let summary = ModelSummary::new(files, true)?;
     let (on_gpu, memory_bytes) = engine::device_memory(job.model.device);
@@ -253,7 +260,14 @@ fn price(job: &Job, model: &Model, found: &mut Found) -> Result<()> {
         KvBudget::Bytes(bytes) => (bytes, false),
         KvBudget::Auto => (memory_bytes.saturating_sub(weights), true),
     };
-    found.rows_together = found.kv_budget_bytes.checked_div(found.row_kv_bytes_max).unwrap_or(0).min(u64::from(job.batching.rows));
+    let [image, audio] = engine::encode_prices(files.config(), on_gpu, element_bytes == 4);
+    let tokens_max = |tower: Option<u32>, media: u64| tower.filter(|_| media > 0).unwrap_or(0);
+    let image_bytes = image.bytes(tokens_max(towers.image.as_ref().map(|tower| tower.rule.soft_tokens_max), found.images));
+    let audio_bytes = audio.bytes(tokens_max(towers.audio.as_ref().map(|tower| tower.soft_tokens_max), found.recordings));
+    let at_once = (found.images + found.recordings).min(engine::encoded_at_once(on_gpu) as u64);
+    found.encode_bytes = at_once * image_bytes.max(audio_bytes);
+    let left = found.kv_budget_bytes.saturating_sub(found.encode_bytes);
+    found.rows_together = left.checked_div(found.row_kv_bytes_max).unwrap_or(0).min(u64::from(job.batching.rows));
     Ok(())
 }
 
@@ -287,6 +301,9 @@ fn describe(job: &Job, found: &Found) -> String {
         line("a token", &format!("{} of cache", size(found.kv_bytes_per_token)));
         line("longest row", &format!("{} tokens, {} of cache", found.row_tokens_max, size(found.row_kv_bytes_max)));
         line("budget", &format!("{}{estimated}", size(found.kv_budget_bytes)));
+        if found.encode_bytes > 0 {
+            line("encoding", &format!("{} of it while images or recordings are encoded", size(found.encode_bytes)));
+        }
         line("together", &format!("{} rows of that length, of batching.rows = {}", found.rows_together, job.batching.rows));
         if found.rows_together == 0 {
             line("", "the longest row does not fit: raise batching.kv_budget, or lower generation.max_tokens");

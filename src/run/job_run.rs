@@ -314,7 +314,7 @@ impl Run<'_> {
         let batching = &self.job.batching;
         let defaults = engine.prefill_defaults();
         let price = engine.price();
-        let mut scheduler = Scheduler::new(Limits {
+        let limits = Limits {
             rows: batching.rows,
             prefill_chunk: batching.prefill_chunk.unwrap_or_else(|| price.prefill_chunk_within(defaults.chunk, kv_bytes_max)),
             prompt_concurrency: batching.prompt_concurrency.unwrap_or(defaults.concurrency),
@@ -323,7 +323,9 @@ impl Run<'_> {
             context_length: model.context_length(),
             prefix_tokens_min: batching.prefix_cache.then_some(PREFIX_TOKENS_MIN),
             span_tokens_max,
-        });
+        };
+        limits.check_budget()?;
+        let mut scheduler = Scheduler::new(limits);
         let mut active = HashMap::new();
         self.bring(&mut scheduler, &mut active, first, engine)?;
         let mut launched: VecDeque<Plan> = VecDeque::new();

@@ -100,14 +100,7 @@ impl Subject {
     }
 
     fn engine(&self, dtype: job::Dtype) -> MlxEngine {
-        let options = MlxOptions {
-            device: job::Device::Cpu,
-            dtype,
-            plain: false,
-            weights: WeightForm::Auto,
-            rows: 8,
-            image_tokens_max: self.towers.image.as_ref().map_or(0, |image| image.rule.soft_tokens_max),
-        };
+        let options = MlxOptions { device: job::Device::Cpu, dtype, plain: false, weights: WeightForm::Auto, rows: 8 };
         MlxEngine::load(&weight_files(&self.files), self.files.config(), options).unwrap()
     }
 
@@ -184,7 +177,6 @@ impl Subject {
             prefix_tokens_min: how.prefix_tokens_min,
             span_tokens_max: self.towers.image.as_ref().map_or(0, |image| image.rule.soft_tokens_max),
         };
-        let priced = limits.clone();
         let mut predicted_bytes = 0;
         let mut scheduler = Scheduler::new(limits);
         let mut rows = vec![Vec::new(); requests.len()];
@@ -204,7 +196,7 @@ impl Subject {
             let plan = scheduler.plan();
             let idle = plan.is_empty();
             if !idle {
-                predicted_bytes = predicted_bytes.max(priced.layout_bytes(plan.slots, plan.slot_tokens));
+                predicted_bytes = predicted_bytes.max(scheduler.counters().kv_bytes);
                 engine.launch(&plan).unwrap();
                 launched.push_back(plan);
             }

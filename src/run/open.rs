@@ -149,10 +149,8 @@ impl Model {
         let (engine, auto, device): (Box<dyn Engine>, u64, _) = match self {
             Self::Fake => (Box::new(FakeEngine::new(FakeModel::bytes())), 8 << 30, "no model: the tokens are made up"),
             Self::Files(files) => {
-                let image = towers.image.as_ref();
-                let image_tokens_max = image.map_or(0, |image| image.rule.soft_tokens_max);
-                if image.is_some_and(|image| image.both_ways) {
-                    span_tokens_max = image_tokens_max;
+                if let Some(image) = towers.image.as_ref().filter(|image| image.both_ways) {
+                    span_tokens_max = image.rule.soft_tokens_max;
                 }
                 let options = MlxOptions {
                     device: job.model.device,
@@ -160,7 +158,6 @@ impl Model {
                     plain: false,
                     weights: WeightForm::Auto,
                     rows: job.batching.rows,
-                    image_tokens_max,
                 };
                 let engine = MlxEngine::load(&weight_files(files), files.config(), options)
                     .with_context(|| format!("failed to load {}", job.model.path))?;

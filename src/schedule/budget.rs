@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{Medium, PREFIXES_MAX, Request};
+use super::{EncodePrice, MediaLoad, Medium, PREFIXES_MAX, Request};
 
 /// Shorter chunks would leave a device without enough to do.
 const PREFILL_CHUNK_MIN: u32 = 128;
@@ -25,9 +25,14 @@ pub struct Price {
     pub padding_tokens: u32,
     /// Scratch of a step without prefill: bytes a slot.
     pub decode_bytes_per_slot: u64,
-    /// Scratch of encoding the recordings or images of admitted rows, as many at once as the engine takes.
-    pub encode_bytes: u64,
-    /// What media have become, from the admission of their rows to the end of their prompts: bytes a prompt token.
+    /// Scratch of encoding the windows of admitted rows, as many at once as the engine takes; 0 where rows have none.
+    pub window_bytes: u64,
+    /// Scratch of encoding an image, and a recording, of a prompt.
+    pub image: EncodePrice,
+    pub audio: EncodePrice,
+    /// Images and recordings that the engine encodes at once.
+    pub media_at_once: u32,
+    /// What media have become, from the admission of their rows to the end of their prompts: bytes a soft token.
     pub soft_bytes_per_token: u64,
     /// Whether keys and values at a position depend on the tokens up to it alone, so that they serve all that starts with those.
     pub prefixes: bool,
@@ -115,16 +120,23 @@ impl Limits {
     }
 
     /// Bytes that a cache of `slots` slots of `slot_tokens` tokens costs, the largest prefill step over it included: that is
-    /// one full chunk, as several rows' chunks in one step are no longer together, and no context is longer than a slot.
-    pub fn layout_bytes(&self, slots: u32, slot_tokens: u32) -> u64 {
+    /// one full chunk, as several rows' chunks in one step are no longer together, and no context is longer than a slot. `media`
+    /// are those of the step.
+    pub fn layout_bytes(&self, slots: u32, slot_tokens: u32, media: &MediaLoad) -> u64 {
         let prefill = self.price.prefill_bytes(self.step_tokens_max(), slot_tokens);
         let decode = self.price.decode_bytes_per_slot.saturating_mul(u64::from(slots));
         // One after the other: an encoder's scratch is free again before the prompt is computed.
-        let scratch = prefill.max(self.price.encode_bytes).max(decode);
-        // Of the one prompt that may go on over several steps, and of those that a step computes with it.
-        let soft_tokens = u64::from(slot_tokens).saturating_add(u64::from(self.step_tokens_max()));
-        let soft = self.price.soft_bytes_per_token.saturating_mul(soft_tokens);
-        self.price.cache_bytes(slots, slot_tokens).saturating_add(scratch).saturating_add(soft)
+        let scratch = prefill.max(self.price.window_bytes).max(media.encode_bytes(&self.price)).max(decode);
+        self.price.cache_bytes(slots, slot_tokens).saturating_add(scratch).saturating_add(media.soft_bytes(&self.price))
+    }
+
+    /// Refuses a budget that not even a row of one token fits.
+    pub fn check_budget(&self) -> Result<(), Refused> {
+        let needed_bytes = self.layout_bytes(1, self.price.slot_tokens(1), &MediaLoad::default());
+        if needed_bytes > self.kv_bytes_max {
+            return Err(Refused::NoRow { needed_bytes, kv_bytes_max: self.kv_bytes_max });
+        }
+        Ok(())
     }
 
     /// Refuses a row that could not be computed even alone.
@@ -151,9 +163,11 @@ impl Limits {
                 return Err(Refused::LongMedium { tokens, tokens_max });
             }
         }
-        let needed_bytes = self.layout_bytes(1, self.price.slot_tokens(request.reserved_tokens()));
+        let media = MediaLoad::of(request, &self.price);
+        let needed_bytes = self.layout_bytes(1, self.price.slot_tokens(request.reserved_tokens()), &media);
         if needed_bytes > self.kv_bytes_max {
-            return Err(Refused::OverBudget { prompt_tokens, max_tokens, needed_bytes, kv_bytes_max: self.kv_bytes_max });
+            let (encode_bytes, kv_bytes_max) = (media.encode_bytes(&self.price), self.kv_bytes_max);
+            return Err(Refused::OverBudget { prompt_tokens, max_tokens, needed_bytes, encode_bytes, kv_bytes_max });
         }
         Ok(())
     }
@@ -172,10 +186,16 @@ pub enum Refused {
     )]
     TooLong { prompt_tokens: u64, max_tokens: u32, context_length: u32, over_tokens: u64 },
     #[error(
-        "{prompt_tokens} prompt tokens and max_tokens = {max_tokens} need {needed_bytes} bytes of cache and prefill, and the \
-         budget is {kv_bytes_max} bytes: raise batching.kv_budget, or lower generation.max_tokens or batching.prefill_chunk"
+        "{prompt_tokens} prompt tokens and max_tokens = {max_tokens} need {needed_bytes} bytes of cache and prefill{}, and the \
+         budget is {kv_bytes_max} bytes: raise batching.kv_budget, or lower generation.max_tokens or batching.prefill_chunk",
+        of_media(*encode_bytes)
     )]
-    OverBudget { prompt_tokens: u64, max_tokens: u32, needed_bytes: u64, kv_bytes_max: u64 },
+    OverBudget { prompt_tokens: u64, max_tokens: u32, needed_bytes: u64, encode_bytes: u64, kv_bytes_max: u64 },
+    #[error(
+        "batching.kv_budget is {kv_bytes_max} bytes, and {needed_bytes} is the least that a row of a single token needs, the \
+         scratch of a prompt's chunk included: raise it, or lower batching.prefill_chunk"
+    )]
+    NoRow { needed_bytes: u64, kv_bytes_max: u64 },
     #[error(
         "an image has {tokens} tokens, and {tokens_max} are the most that are computed together: raise batching.prefill_chunk to \
          {tokens} or scale the image down"
@@ -187,6 +207,14 @@ pub enum Refused {
     /// The caller brought more than [`wants`](super::Scheduler::wants) said.
     #[error("{waiting_max} rows wait already, which is all the queue holds: bring rows only while the scheduler wants them")]
     QueueFull { waiting_max: u32 },
+}
+
+fn of_media(encode_bytes: u64) -> String {
+    if encode_bytes == 0 {
+        String::new()
+    } else {
+        format!(" (its images and recordings alone {encode_bytes} while they are encoded)")
+    }
 }
 
 /// A cache's shape.
@@ -222,7 +250,10 @@ mod tests {
             prefill_bytes_per_pair: 2,
             padding_tokens: 0,
             decode_bytes_per_slot: 0,
-            encode_bytes: 0,
+            window_bytes: 0,
+            image: EncodePrice::default(),
+            audio: EncodePrice::default(),
+            media_at_once: 1,
             soft_bytes_per_token: 0,
             prefixes: true,
         }

@@ -23,8 +23,8 @@
 //!
 //! - **Order.** Rows are admitted in the order in which they were added; a row that does not fit, or that waits for a prefix, holds
 //!   back those behind it.
-//! - **Budget.** Every plan's layout costs [`Limits::layout_bytes`]`(slots, slot_tokens) <= kv_bytes_max`. A row is admitted with
-//!   all the positions it can ever fill, so no row in the cache is ever put out of it. Prefixes are put out.
+//! - **Budget.** Every plan's layout costs [`Limits::layout_bytes`]`(slots, slot_tokens, media) <= kv_bytes_max`. A row is admitted
+//!   with all the positions it can ever fill, so no row in the cache is ever put out of it. Prefixes are put out.
 //! - **Progress.** A row that was accepted fits an empty cache, and in every step every decoding row and the row or prefix in
 //!   prefill advance, so each row ends: where no row runs and the first that waits does not fit, prefixes are put out until it
 //!   does.
@@ -49,6 +49,9 @@
 //! An image or a recording is a run of placeholders in the prompt ([`Request::media`]). Where its tokens see each other both ways
 //! ([`Request::whole_spans`]) no chunk parts it: a chunk ends before a medium that it cannot hold whole, and one that is longer
 //! than `prefill_chunk` is a chunk by itself. A chunk cut short counts as a full one, so that all of the above holds.
+//!
+//! An image or a recording is encoded in the step that admits its row, which is therefore admitted only where the budget has room
+//! for that too ([`MediaLoad`]); steps that encode nothing leave this room to rows.
 //!
 //! Placeholders are alike whatever they stand for. Rows share a medium where it is the same by its identity, at the same place, and
 //! seen in the same way; and share all of it or nothing.
@@ -102,11 +105,13 @@
 //! - The prefill scratch of a full chunk is priced, whether or not any prompt is that long.
 
 mod budget;
+mod media;
 mod plan;
 mod prefix;
 mod sequence;
 
 pub use budget::{Limits, Price, Refused};
+pub use media::{EncodePrice, MediaLoad};
 pub use plan::{
     Admission, Decode, FinishReason, Finished, Medium, MediumContent, Plan, Prefill, Release, Request, Reuse, Sampled, SequenceId,
     SpeechRules, SpeechWindow, TimestampRules,
@@ -139,6 +144,8 @@ pub struct Scheduler {
     /// Slot of the row or prefix whose prompt goes on in the next step: one at most, as its chunk filled the step.
     in_prefill: Option<u32>,
     layout: Layout,
+    /// Of the last plan.
+    media: MediaLoad,
     /// Slots freed, which no plan has told yet.
     released: Vec<Release>,
     in_flight: VecDeque<InFlight>,
@@ -207,6 +214,7 @@ impl Scheduler {
             running: 0,
             in_prefill: None,
             layout: Layout::default(),
+            media: MediaLoad::default(),
             released: Vec::new(),
             in_flight: VecDeque::with_capacity(IN_FLIGHT_MAX),
             step: 0,
@@ -248,7 +256,7 @@ impl Scheduler {
             waiting: self.waiting.len() as u32,
             slots,
             slot_tokens,
-            kv_bytes: if slots == 0 { 0 } else { self.limits.layout_bytes(slots, slot_tokens) },
+            kv_bytes: if slots == 0 { 0 } else { self.limits.layout_bytes(slots, slot_tokens, &self.media) },
             kv_bytes_max: self.limits.kv_bytes_max,
         }
     }
@@ -262,6 +270,7 @@ impl Scheduler {
         assert!(self.in_flight.len() < IN_FLIGHT_MAX, "{IN_FLIGHT_MAX} plans are in flight: commit the oldest first");
         self.review_prefixes();
         let mut held = self.release();
+        self.media = self.media_kept();
         let admitted = self.admit(&mut held);
         let decode = self.decode();
         let prefill = self.prefill(&admitted);
@@ -370,7 +379,9 @@ impl Scheduler {
             let slot_tokens = self.limits.price.slot_tokens(reserved_tokens);
             let least = held.holding(slot, slot_tokens);
             let grown = self.layout.holding(slot, slot_tokens);
-            let Some(layout) = [grown, least].into_iter().find(|layout| self.fits(*layout, &request)) else {
+            let mut media = self.media;
+            media.admit(&request, cached_tokens, &self.limits.price);
+            let Some(layout) = [grown, least].into_iter().find(|layout| self.fits(*layout, &request, &media)) else {
                 if self.make_room() {
                     (slot, *held) = (0, self.held());
                     continue;
@@ -378,6 +389,7 @@ impl Scheduler {
                 break;
             };
             self.layout = layout;
+            self.media = media;
             *held = least;
             if slot as usize == self.rows.len() {
                 self.rows.push(None);
@@ -390,6 +402,15 @@ impl Scheduler {
             admitted.push(Admission { request, slot, reserved_tokens, reuse });
         }
         admitted
+    }
+
+    /// Media of the row or prefix whose prompt goes on.
+    fn media_kept(&self) -> MediaLoad {
+        let mut media = MediaLoad::default();
+        if let Some(row) = self.goes_on() {
+            media.keep(&row.request);
+        }
+        media
     }
 
     /// The row or prefix whose prompt goes on in this step.
@@ -496,7 +517,10 @@ mod tests {
             prefill_bytes_per_pair: 0,
             decode_bytes_per_slot: 0,
             padding_tokens: 0,
-            encode_bytes: 0,
+            window_bytes: 0,
+            image: EncodePrice::default(),
+            audio: EncodePrice::default(),
+            media_at_once: 1,
             soft_bytes_per_token: 0,
             prefixes: true,
         };

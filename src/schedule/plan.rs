@@ -49,7 +49,7 @@ pub struct Medium {
     pub first: u32,
     /// Placeholders, which are the soft tokens that its tower makes of it; at least 1.
     pub tokens: u32,
-    /// Carried, not looked at.
+    /// Only its kind is looked at, for the price.
     pub content: Arc<MediumContent>,
     /// Hash of the content: media with the same are the same.
     pub identity: u128,

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::budget::Layout;
-use super::{Medium, Release, Request, Reuse, Scheduler, SequenceId};
+use super::{MediaLoad, Medium, Release, Request, Reuse, Scheduler, SequenceId};
 
 /// Prefixes known at once.
 pub const PREFIXES_MAX: usize = 8;
@@ -283,7 +283,8 @@ impl Scheduler {
         loop {
             let prefixes = self.prefixes.in_cache().count() as u32 + 1;
             let slot_tokens = self.limits.price.slot_tokens(prefix.reserved_tokens().max(row.reserved_tokens()));
-            if self.fits(Layout { slots: prefixes * SLOTS_PER_PREFIX, slot_tokens }, prefix) {
+            let layout = Layout { slots: prefixes * SLOTS_PER_PREFIX, slot_tokens };
+            if self.fits(layout, prefix, &MediaLoad::of(prefix, &self.limits.price)) {
                 return true;
             }
             let Some(index) = self.prefixes.idle(|prefix| prefix.slot.is_some()) else { return false };
@@ -291,12 +292,12 @@ impl Scheduler {
         }
     }
 
-    /// Whether the budget has room for a layout, `request` in it.
-    pub(super) fn fits(&self, layout: Layout, request: &Request) -> bool {
+    /// Whether the budget has room for a layout, `request` in it, in a step with `media`.
+    pub(super) fn fits(&self, layout: Layout, request: &Request, media: &MediaLoad) -> bool {
         let own = if request.sequence.is_prefix() { request.reserved_tokens() } else { 0 };
         let copied = self.prefixes.longest().max(own).max(self.prefixes.copied_tokens);
         let copying = if copied == 0 { 0 } else { self.limits.copy_bytes(copied, layout.slot_tokens) };
-        self.limits.layout_bytes(layout.slots, layout.slot_tokens).saturating_add(copying) <= self.limits.kv_bytes_max
+        self.limits.layout_bytes(layout.slots, layout.slot_tokens, media).saturating_add(copying) <= self.limits.kv_bytes_max
     }
 
     /// Takes a prefix out of the cache for the sake of the first row that waits: one that no row wants; or any, when no row runs

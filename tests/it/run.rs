@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::program::{OK, Project, Random, Results, checkpoint};
+use crate::program::{FAILED, OK, Project, Random, Results, checkpoint};
 
 const WORDS: [&str; 12] = ["the", "harbour", "tide", "counts", "seven", "lamps", "und", "größe", "before", "dawn,", "again.", "写"];
 
@@ -94,19 +94,24 @@ fn same_on_every_schedule(model: &str) -> Results {
     first.unwrap()
 }
 
-/// The bytes that so many rows as long as the longest take: a row alone says what it needs when it is refused.
+/// The bytes that so many rows as long as the longest take: a budget for none says what the shortest needs, one for that what
+/// each of the others does.
 fn bytes_of_rows(project: &Project, rows: u64) -> u64 {
-    let out = format!("refused-{rows}");
-    let settings = ["--set", "batching.kv_budget=1000B", "--set", "batching.prefill_chunk=5"];
-    let ended = project.run(&[&settings[..], &["--output", &out, "--progress", "none"]].concat());
-    let ended = ended.with(crate::program::SOME_ROWS_FAILED);
+    let run = |bytes: u64, out: &str| {
+        let budget = format!("batching.kv_budget={bytes}B");
+        project.run(&["--set", &budget, "--set", "batching.prefill_chunk=5", "--output", out, "--progress", "none"])
+    };
+    let number = |words: &str, before: &str| -> Option<u64> {
+        words.split(before).nth(1).and_then(|rest| rest.split(' ').next()).and_then(|bytes| bytes.parse().ok())
+    };
+    let refused = run(1000, "refused").with(FAILED).stderr;
+    let least = number(&refused, "1000 bytes, and ").unwrap_or_else(|| panic!("{refused}"));
+    let out = format!("least-{rows}");
+    let ended = run(least, &out);
     assert_eq!(ended.stderr, "");
-    let needed = project.results(&out).rows.into_values().map(|row| {
-        let error = row["error"].as_str().unwrap().to_owned();
-        let needed = error.split(" need ").nth(1).and_then(|rest| rest.split(' ').next()).and_then(|bytes| bytes.parse().ok());
-        needed.unwrap_or_else(|| panic!("{error}"))
-    });
-    needed.max().map(|bytes: u64| bytes * rows).unwrap()
+    let failed = project.results(&out).rows.into_values().filter(|row| row["status"] == "failed");
+    let needed = failed.map(|row| number(row["error"].as_str().unwrap(), " need ").unwrap_or_else(|| panic!("{row}")));
+    needed.fold(least, u64::max) * rows
 }
 
 /// What the rows have of their own did something, so that the comparison above means something.

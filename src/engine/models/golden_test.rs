@@ -479,14 +479,8 @@ fn smollm2_agrees_with_mlx_lm_token_for_token() {
     let golden: SmolLm2 = serde_json::from_slice(&fs::read(root().join("goldens/smollm2-greedy.json")).unwrap()).unwrap();
     assert!(golden.prompts.len() >= 20);
     let files = crate::model::locate(file.to_str().unwrap()).unwrap();
-    let options = MlxOptions {
-        device: job::Device::Cpu,
-        dtype: job::Dtype::Auto,
-        plain: false,
-        weights: WeightForm::Auto,
-        rows: 8,
-        image_tokens_max: 0,
-    };
+    let options =
+        MlxOptions { device: job::Device::Cpu, dtype: job::Dtype::Auto, plain: false, weights: WeightForm::Auto, rows: 8 };
     let mut engine = MlxEngine::load(&[file], files.config(), options).unwrap();
     let price = engine.price();
     let request = |index: usize| Request {

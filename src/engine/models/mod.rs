@@ -37,7 +37,7 @@ use super::{
     ffi,
     weights::{Loader, WeightError},
 };
-use crate::schedule::Medium;
+use crate::schedule::{EncodePrice, Medium};
 
 /// Sizes in config.json beyond this are a mistake.
 const SIZE_MAX: i32 = 1 << 20;
@@ -86,6 +86,14 @@ pub trait Model {
     }
 }
 
+/// [`Towers::encode_prices`] of the model that config.json describes, before its weights are loaded.
+pub fn encode_prices(config: &Value, on_gpu: bool, float32: bool) -> [EncodePrice; 2] {
+    match config.get("model_type").and_then(Value::as_str) {
+        Some("gemma4") => gemma4::encode_prices(config, on_gpu, float32),
+        _ => Default::default(),
+    }
+}
+
 /// Bytes that a pass takes for what it computes on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scratch {
@@ -104,8 +112,8 @@ pub trait Towers {
     /// computed before this returns.
     fn encode(&self, media: &[&Medium]) -> Result<Vec<Array>, EngineError>;
 
-    /// Bytes of scratch that encoding `media` of each kind at once takes, images of `image_tokens_max` soft tokens among them.
-    fn encode_bytes(&self, media: u64, image_tokens_max: u64, dtype_bytes: u64) -> u64;
+    /// Scratch of encoding an image, and a recording.
+    fn encode_prices(&self, dtype_bytes: u64) -> [EncodePrice; 2];
 
     /// Bytes of a soft token until its place in the prompt has been computed.
     fn soft_token_bytes(&self, dtype_bytes: u64) -> u64;

@@ -138,14 +138,8 @@ fn run(engine: &mut MlxEngine, prefix_tokens_min: Option<u32>, plant: fn(&mut Pl
 }
 
 fn engine(name: &str, config: &Value) -> MlxEngine {
-    let options = MlxOptions {
-        device: job::Device::Cpu,
-        dtype: job::Dtype::Float32,
-        plain: false,
-        weights: WeightForm::Auto,
-        rows: 8,
-        image_tokens_max: 0,
-    };
+    let options =
+        MlxOptions { device: job::Device::Cpu, dtype: job::Dtype::Float32, plain: false, weights: WeightForm::Auto, rows: 8 };
     MlxEngine::load(&[folder(name).join("model.safetensors")], config, options).unwrap()
 }
 

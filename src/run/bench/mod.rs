@@ -54,7 +54,6 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
         plain: args.plain,
         weights: weights(args.weights),
         rows: args.rows.iter().copied().max().unwrap_or(1),
-        image_tokens_max: 0,
     };
 
     let mut engine = MlxEngine::load(&weight_files(&files), files.config(), options)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mlxbatch::schedule::{Limits, Refused, Request, Scheduler};
+use mlxbatch::schedule::{EncodePrice, Limits, Price, Refused, Request, Scheduler};
 
 use super::{Loop, Run, model, price, request, seeing, sharing};
 
@@ -111,4 +111,45 @@ fn an_image_is_shared_whole_or_not_at_all() {
         (0..6).map(|sequence| seeing(&sharing(&request(sequence, 44, 3, &[]), 0, 44), &[((20, 24), 1)], true)).collect();
     let run = run(&shares, &rows);
     assert!(run.cached_tokens.contains(&20) && run.cached_tokens.iter().all(|tokens| [0, 20].contains(tokens)), "{run:?}");
+}
+
+/// Twelve rows of 20 tokens, of which the fourth alone has an image; its tower takes 300 bytes, of a budget of 400.
+#[test]
+fn a_tower_takes_its_scratch_when_a_row_brings_an_image_and_leaves_it_to_rows_otherwise() {
+    let mut price = Price { image: EncodePrice { bytes_per_token: 30, bytes_per_pair: 0 }, ..price(4) };
+    price.prefill_bytes_per_token = 0;
+    let limits = Limits { rows: 12, prefill_chunk: 20, prompt_concurrency: 1, kv_bytes_max: 400, price, ..limits() };
+    let text: Vec<_> = (0..12).map(|sequence| request(sequence, 12, 9, &[])).collect();
+    let mixed = text.iter().map(|row| if row.sequence.0 == 3 { seeing(row, &[((1, 10), 1)], false) } else { row.clone() });
+    let slots_of = |rows: &[Arc<Request>]| {
+        let mut lap = Loop::new(&limits, &model(&limits), 2);
+        rows.iter().for_each(|row| lap.scheduler.add(Arc::clone(row)).unwrap());
+        let (mut slots, mut with_image) = (0, 0);
+        while !lap.scheduler.is_idle() {
+            let before = lap.run.admitted.len();
+            lap.turn().unwrap();
+            let counters = lap.scheduler.counters();
+            slots = slots.max(counters.slots);
+            if lap.run.admitted.iter().skip(before).any(|sequence| sequence.0 == 3) {
+                with_image = counters.slots;
+            }
+        }
+        (slots, with_image)
+    };
+    let (slots, _) = slots_of(&text);
+    assert!(slots > 8, "{slots} slots of 20 bytes");
+    let (slots, with_image) = slots_of(&mixed.collect::<Vec<_>>());
+    assert!(slots > 5 && with_image <= 5, "{slots} slots, {with_image} while the image is encoded");
+    let alone = Limits { kv_bytes_max: 319, ..limits.clone() };
+    let error = alone.check(&seeing(&request(0, 12, 9, &[]), &[((1, 10), 1)], false)).unwrap_err();
+    assert!(error.to_string().contains("(its images and recordings alone 300 while they are encoded)"), "{error}");
+    assert_eq!(alone.check(&request(0, 12, 9, &[])), Ok(()));
+}
+
+#[test]
+fn a_budget_without_room_for_any_row_is_refused_at_the_start() {
+    let limits = Limits { kv_bytes_max: 4, ..limits() };
+    let error = limits.check_budget().unwrap_err();
+    assert!(error.to_string().starts_with("batching.kv_budget is 4 bytes, and"), "{error}");
+    assert_eq!(Limits { kv_bytes_max: 1000, ..limits }.check_budget(), Ok(()));
 }

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use mlxbatch::engine::Engine;
 use mlxbatch::engine::fake::{FakeEngine, FakeModel};
 use mlxbatch::media::Patches;
-use mlxbatch::schedule::{Finished, Limits, Medium, MediumContent, PREFIXES_MAX, Plan, Price, Request, Scheduler, SequenceId};
+use mlxbatch::schedule::{
+    EncodePrice, Finished, Limits, MediaLoad, Medium, MediumContent, PREFIXES_MAX, Plan, Price, Request, Scheduler, SequenceId,
+};
 
 /// A byte a token of a slot, slots in steps of `slot_tokens_step`, and a byte a token of a chunk.
 fn price(slot_tokens_step: u32) -> Price {
@@ -26,7 +28,10 @@ fn price(slot_tokens_step: u32) -> Price {
         prefill_bytes_per_pair: 0,
         padding_tokens: 0,
         decode_bytes_per_slot: 0,
-        encode_bytes: 0,
+        window_bytes: 0,
+        image: EncodePrice::default(),
+        audio: EncodePrice::default(),
+        media_at_once: 1,
         soft_bytes_per_token: 0,
         prefixes: true,
     }
@@ -130,8 +135,9 @@ impl Loop {
         let plan = self.scheduler.plan();
         let idle = plan.is_empty();
         if !idle {
-            let bytes = self.limits.layout_bytes(plan.slots, plan.slot_tokens);
-            if bytes > self.limits.kv_bytes_max || bytes != self.scheduler.counters().kv_bytes {
+            let bytes = self.scheduler.counters().kv_bytes;
+            let least = self.limits.layout_bytes(plan.slots, plan.slot_tokens, &MediaLoad::default());
+            if bytes > self.limits.kv_bytes_max || bytes < least {
                 return Err(format!("step {} costs {bytes} bytes: {:?}", plan.step, self.scheduler.counters()));
             }
             self.launch(plan)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mlxbatch::engine::Engine;
 use mlxbatch::engine::fake::FakeModel;
-use mlxbatch::schedule::{FinishReason, Limits, Price, Request, SequenceId};
+use mlxbatch::schedule::{EncodePrice, FinishReason, Limits, MediaLoad, Price, Request, SequenceId};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -36,7 +36,7 @@ fn job() -> impl Strategy<Value = Job> {
         0..3u64,
         0..2u64,
         (0..5u32, 0..6u64),
-        (0..60u64, 0..2u64),
+        ((0..60u64, 0..6u64, 0..2u64, 1..4u32), 0..2u64),
         0..9u8,
     )
         .prop_map(
@@ -48,7 +48,7 @@ fn job() -> impl Strategy<Value = Job> {
                 prefill_bytes_per_token,
                 prefill_bytes_per_pair,
                 (padding_tokens, decode_bytes_per_slot),
-                (encode_bytes, soft_bytes_per_token),
+                ((window_bytes, bytes_per_token, bytes_per_pair, media_at_once), soft_bytes_per_token),
                 prefixes,
             )| Price {
                 full_bytes_per_token,
@@ -59,7 +59,10 @@ fn job() -> impl Strategy<Value = Job> {
                 prefill_bytes_per_pair,
                 padding_tokens,
                 decode_bytes_per_slot,
-                encode_bytes,
+                window_bytes,
+                image: EncodePrice { bytes_per_token, bytes_per_pair },
+                audio: EncodePrice::default(),
+                media_at_once,
                 soft_bytes_per_token,
                 prefixes: prefixes > 0,
             },
@@ -126,7 +129,8 @@ fn check(job: &Job) -> Result<(), TestCaseError> {
         // An idle scheduler is always brought a row, so that rows that come slowly still come.
         let bring = brought.next().map_or(1, |&bring| bring.max(usize::from(lap.scheduler.is_idle()))).min(lap.scheduler.wants());
         for row in rows.by_ref().take(bring) {
-            let alone = job.limits.layout_bytes(1, job.limits.price.slot_tokens(row.reserved_tokens()));
+            let media = MediaLoad::of(row, &job.limits.price);
+            let alone = job.limits.layout_bytes(1, job.limits.price.slot_tokens(row.reserved_tokens()), &media);
             let span_tokens = row.media.iter().filter(|_| row.whole_spans).map(|medium| medium.tokens).max().unwrap_or(0);
             let fits = alone <= job.limits.kv_bytes_max
                 && row.reserved_tokens() < job.limits.context_length

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use mlxbatch::engine::Engine;
 use mlxbatch::engine::fake::{FakeEngine, FakeModel};
-use mlxbatch::schedule::{Admission, FinishReason, Limits, Plan, Price, Request, Sampled, Scheduler, SequenceId};
+use mlxbatch::schedule::{Admission, FinishReason, Limits, MediaLoad, Plan, Price, Request, Sampled, Scheduler, SequenceId};
 
 use super::{model, price};
 
@@ -153,7 +153,7 @@ fn name(sequence: SequenceId) -> String {
 }
 
 fn describe(plan: &Plan, limits: &Limits) -> String {
-    let bytes = limits.layout_bytes(plan.slots, plan.slot_tokens);
+    let bytes = limits.layout_bytes(plan.slots, plan.slot_tokens, &MediaLoad::default());
     let mut text =
         format!("step {}: {} × {} tokens, {bytes} of {} bytes", plan.step, plan.slots, plan.slot_tokens, limits.kv_bytes_max);
     let mut line = |line: String| text.write_fmt(format_args!("\n  {line}")).expect("a string takes all");

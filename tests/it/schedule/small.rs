@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mlxbatch::engine::fake::FakeModel;
-use mlxbatch::schedule::{FinishReason, Limits, Request, SequenceId};
+use mlxbatch::schedule::{FinishReason, Limits, MediaLoad, Request, SequenceId};
 
 use super::{Loop, Run, model, price, request, stopping};
 
@@ -66,8 +66,8 @@ fn every_limit(rows: &[Arc<Request>]) -> impl Iterator<Item = (Limits, usize)> {
         // No more rows share a step than it has tokens.
         (1..=rows.min(prefill_chunk)).flat_map(move |prompt_concurrency| {
             let limits = Limits { rows, prefill_chunk, prompt_concurrency, ..unlimited() };
-            let least = limits.layout_bytes(1, limits.price.slot_tokens(largest));
-            let most = limits.layout_bytes(rows, limits.price.slot_tokens(largest));
+            let least = limits.layout_bytes(1, limits.price.slot_tokens(largest), &MediaLoad::default());
+            let most = limits.layout_bytes(rows, limits.price.slot_tokens(largest), &MediaLoad::default());
             let mut budgets = vec![least, least + (most - least) / 3, most - (most - least) / 3, most];
             budgets.dedup();
             budgets.into_iter().flat_map(move |kv_bytes_max| {

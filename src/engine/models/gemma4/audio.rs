@@ -20,11 +20,14 @@ use crate::{
         weights::{Loader, WeightError},
     },
     media::UsmFeatures,
+    schedule::EncodePrice,
 };
 
 const BINS: i32 = 128;
 /// Frames of a recording at most: the reference hears 30 s.
 const FRAMES_MAX: usize = 3000;
+/// Two convolutions halve them.
+const FRAMES_PER_TOKEN: u64 = 4;
 /// Of a convolution that halves time and bins.
 const SUBSAMPLING_KERNEL: i32 = 3;
 
@@ -75,7 +78,7 @@ impl Default for AudioConfig {
 
 impl AudioConfig {
     /// What the arithmetic below relies on.
-    fn check(&self) -> Result<(), WeightError> {
+    pub fn check(&self) -> Result<(), WeightError> {
         let refuse = |problem: String| Err(WeightError::Config(problem));
         for (name, size) in [
             ("hidden_size", self.hidden_size),
@@ -112,6 +115,24 @@ impl AudioConfig {
             }
         }
         Ok(())
+    }
+
+    /// Scratch of encoding a recording, beside its soft tokens.
+    pub fn encode_price(&self) -> EncodePrice {
+        let [first, second] = self.subsampling_conv_channels.map(|channels| channels as u64);
+        let bins = BINS as u64;
+        let kernel = (SUBSAMPLING_KERNEL * SUBSAMPLING_KERNEL) as u64;
+        // What each convolution takes, unfolds and gives, as numbers a frame.
+        let first_stage = bins * 4 + bins / 4 * (kernel + 3 * first);
+        let second_stage = bins / 4 * 2 * first + bins / 16 * (kernel * first + 3 * second);
+        let flat = bins / 16 * second;
+        // Four frames a token: the widest of a layer with what comes of it; or queries, keys and values and what is seen of each.
+        let (hidden, heads) = (self.hidden_size as u64, self.num_attention_heads as u64);
+        let (chunk, context) = (self.window().chunk as u64, self.window().span() as u64);
+        let attention = hidden * 8 + 3 * hidden * context.div_ceil(chunk) + 3 * heads * context;
+        let layer = (hidden * 2 + (4 * hidden * 4).max(attention)).div_ceil(4);
+        let numbers = (first_stage + second_stage + flat).max(layer + flat);
+        EncodePrice { bytes_per_token: FRAMES_PER_TOKEN * 4 * numbers, bytes_per_pair: 0 }
     }
 
     /// Numbers of what the tower gives, before it is embedded.
@@ -214,24 +235,8 @@ impl AudioTower {
         Ok((hidden.reshape(&[hidden.dim(0), hidden.dim(1), hidden.dim(2) * hidden.dim(3)])?, valid))
     }
 
-    /// Bytes of scratch that encoding `recordings` of `frames` at most takes, beside their soft tokens.
-    pub fn encode_bytes(&self, recordings: u64, frames: u64) -> u64 {
-        let config = &self.config;
-        let [first, second] = config.subsampling_conv_channels.map(|channels| channels as u64);
-        let bins = BINS as u64;
-        let kernel = (SUBSAMPLING_KERNEL * SUBSAMPLING_KERNEL) as u64;
-        // What each convolution takes, unfolds and gives, as numbers a frame; the CPU does it a recording at a time.
-        let first_stage = bins * 4 + bins / 4 * (kernel + 3 * first);
-        let second_stage = bins / 4 * 2 * first + bins / 16 * (kernel * first + 3 * second);
-        let flat = bins / 16 * second;
-        let at_once = if self.on_cpu { 1 } else { recordings };
-        let convolutions = at_once * (first_stage + second_stage) + recordings * flat;
-        // Four frames a token: the widest of a layer with what comes of it; or queries, keys and values and what is seen of each.
-        let (hidden, heads) = (config.hidden_size as u64, config.num_attention_heads as u64);
-        let (chunk, context) = (config.window().chunk as u64, config.window().span() as u64);
-        let attention = hidden * 8 + 3 * hidden * context.div_ceil(chunk) + 3 * heads * context;
-        let layer = (hidden * 2 + (4 * hidden * 4).max(attention)).div_ceil(4);
-        4 * frames.max(1) * convolutions.max(recordings * (layer + flat))
+    pub fn encode_price(&self) -> EncodePrice {
+        self.config.encode_price()
     }
 }
 

@@ -26,15 +26,12 @@ use crate::{
         ffi,
         weights::{Loader, WeightError},
     },
-    schedule::{Medium, MediumContent},
+    schedule::{EncodePrice, Medium, MediumContent},
 };
-use audio::{AudioTower, RecordingFeatures};
+use audio::{AudioConfig, AudioTower, RecordingFeatures};
 pub use config::Config;
 use text::TextModel;
-use vision::{ImagePatches, VisionTower};
-
-/// The longest recording that the processor makes features of: 30 s.
-const RECORDING_FRAMES_MAX: u64 = 3000;
+use vision::{Compute, ImagePatches, VisionConfig, VisionTower};
 
 pub struct Gemma4 {
     text: TextModel,
@@ -76,6 +73,17 @@ pub fn load(config: &Value, mut loader: Loader) -> Result<Gemma4, WeightError> {
     });
     loader.finish()?;
     Ok(Gemma4 { text, placeholders: config.placeholders(), vision, audio, hidden_size })
+}
+
+/// [`Towers::encode_prices`] by the configuration alone; 0 of a tower that it does not have, or that loading would refuse.
+pub fn encode_prices(config: &Value, on_gpu: bool, float32: bool) -> [EncodePrice; 2] {
+    let section = |key: &str| config.get(key).filter(|section| section.is_object());
+    let vision: Option<VisionConfig> = section("vision_config").and_then(|own| parse(own).ok());
+    let audio: Option<AudioConfig> = section("audio_config").and_then(|own| parse(own).ok());
+    let image = vision.filter(|config| config.check().is_ok());
+    let image = image.map(|config| config.encode_price(Compute::of(on_gpu, float32), if float32 { 4 } else { 2 }));
+    let audio = audio.filter(|config| config.check().is_ok()).map(|config| config.encode_price());
+    [image.unwrap_or_default(), audio.unwrap_or_default()]
 }
 
 impl Gemma4 {
@@ -198,13 +206,10 @@ impl Towers for Gemma4 {
         Ok(each)
     }
 
-    fn encode_bytes(&self, media: u64, image_tokens_max: u64, dtype_bytes: u64) -> u64 {
-        let of_images = self.vision.as_ref().map_or(0, |vision| {
-            let patches = image_tokens_max * vision.patches_per_token();
-            vision.encode_bytes(media * patches, patches, dtype_bytes)
-        });
-        let of_recordings = self.audio.as_ref().map_or(0, |audio| audio.encode_bytes(media, RECORDING_FRAMES_MAX));
-        of_images + of_recordings
+    fn encode_prices(&self, dtype_bytes: u64) -> [EncodePrice; 2] {
+        let image = self.vision.as_ref().map(|vision| vision.encode_price(dtype_bytes));
+        let audio = self.audio.as_ref().map(AudioTower::encode_price);
+        [image.unwrap_or_default(), audio.unwrap_or_default()]
     }
 
     fn soft_token_bytes(&self, dtype_bytes: u64) -> u64 {

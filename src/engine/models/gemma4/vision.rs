@@ -14,10 +14,13 @@ use super::{
     clipped::ClippedLinear,
     tower::{Embedder, check_layers, check_size, rms_norm_float32},
 };
-use crate::engine::{
-    EngineError, device, ffi, host,
-    models::Linear,
-    weights::{Loader, WeightError},
+use crate::{
+    engine::{
+        EngineError, device, ffi, host,
+        models::Linear,
+        weights::{Loader, WeightError},
+    },
+    schedule::EncodePrice,
 };
 
 /// Of the norms of queries, keys and values, whose configuration does not state it.
@@ -78,7 +81,7 @@ impl Default for VisionConfig {
 
 impl VisionConfig {
     /// What the arithmetic below relies on.
-    fn check(&self) -> Result<(), WeightError> {
+    pub fn check(&self) -> Result<(), WeightError> {
         let refuse = |problem: String| Err(WeightError::Config(problem));
         for (name, size) in [
             ("hidden_size", self.hidden_size),
@@ -125,6 +128,27 @@ impl VisionConfig {
         Ok(())
     }
 
+    /// Scratch of encoding an image, beside its soft tokens.
+    pub fn encode_price(&self, device: Compute, dtype_bytes: u64) -> EncodePrice {
+        let (hidden, middle) = (self.hidden_size as u64, self.intermediate_size as u64);
+        let (heads, head_dim) = (self.num_attention_heads as u64, self.head_dim as u64);
+        // A layer's hidden states and its widest ones with what comes of them, or queries, keys, values as they are turned.
+        let layer = hidden * 5 + (middle * 4).max(heads * head_dim * 10);
+        let pixels = 4 * 2 * (CHANNELS * self.patch_size * self.patch_size) as u64;
+        let scores = match device {
+            Compute::Host => 2 * 4,
+            Compute::Cpu => 2 * 4 * heads,
+            // Heads larger than those that the GPU's own attention takes have their scores stored.
+            Compute::Gpu if self.head_dim > FUSED_HEAD_DIMS[2] => 2 * 4 * heads,
+            Compute::Gpu => 0,
+        };
+        let patches_per_token = (self.pooling_kernel_size * self.pooling_kernel_size) as u64;
+        EncodePrice {
+            bytes_per_token: patches_per_token * (layer * dtype_bytes).max(pixels + hidden * dtype_bytes * 4),
+            bytes_per_pair: patches_per_token * patches_per_token * scores,
+        }
+    }
+
     fn rope_theta(&self) -> f32 {
         self.rope_parameters.as_ref().map_or(100.0, |rope| rope.rope_theta)
     }
@@ -161,7 +185,7 @@ pub struct VisionTower {
 
 /// Who computes what is not a product, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Compute {
+pub enum Compute {
     /// MLX on a GPU.
     Gpu,
     /// MLX on the CPU, an image and a head at a time.
@@ -170,15 +194,20 @@ enum Compute {
     Host,
 }
 
+impl Compute {
+    pub fn of(on_gpu: bool, float32: bool) -> Self {
+        match (on_gpu, float32) {
+            (true, _) => Self::Gpu,
+            (false, true) => Self::Host,
+            (false, false) => Self::Cpu,
+        }
+    }
+}
+
 impl VisionTower {
     /// Soft tokens that stand for an image: one for each square of patches.
     pub fn soft_tokens(&self, image: &ImagePatches<'_>) -> i32 {
         image.patches() / (self.config.pooling_kernel_size * self.config.pooling_kernel_size)
-    }
-
-    /// Patches that become one soft token.
-    pub fn patches_per_token(&self) -> u64 {
-        (self.config.pooling_kernel_size * self.config.pooling_kernel_size) as u64
     }
 
     /// Images into soft tokens, one image's after the other's: (all soft tokens, text hidden), in the dtype of the weights. An
@@ -203,23 +232,8 @@ impl VisionTower {
         Ok(tokens)
     }
 
-    /// Bytes of scratch that encoding images takes, which have `patches` together and `patches_max` at most,
-    /// beside their soft tokens.
-    pub fn encode_bytes(&self, patches: u64, patches_max: u64, dtype_bytes: u64) -> u64 {
-        let config = &self.config;
-        let (hidden, middle) = (config.hidden_size as u64, config.intermediate_size as u64);
-        let (heads, head_dim) = (config.num_attention_heads as u64, config.head_dim as u64);
-        // A layer's hidden states and its widest ones with what comes of them, or queries, keys, values as they are turned.
-        let layer = hidden * 5 + (middle * 4).max(heads * head_dim * 10);
-        let pixels = 4 * 2 * (CHANNELS * config.patch_size * config.patch_size) as u64;
-        let scores = match self.device {
-            Compute::Host => 2 * 4 * patches_max * patches_max,
-            Compute::Cpu => 2 * 4 * heads * patches_max * patches_max,
-            // Heads larger than those that the GPU's own attention takes have their scores stored.
-            Compute::Gpu if config.head_dim > FUSED_HEAD_DIMS[2] => 2 * 4 * heads * patches * patches_max,
-            Compute::Gpu => 0,
-        };
-        patches * (layer * dtype_bytes).max(pixels + hidden * dtype_bytes * 4) + scores
+    pub fn encode_price(&self, dtype_bytes: u64) -> EncodePrice {
+        self.config.encode_price(self.device, dtype_bytes)
     }
 
     fn check(&self, image: &ImagePatches<'_>) -> Result<(), EngineError> {
@@ -482,11 +496,7 @@ pub fn load(config: &VisionConfig, loader: &mut Loader, text_hidden: i32) -> Res
     };
     let embedder = Embedder::load(loader, "embed_vision", hidden, text_hidden, config.rms_norm_eps)?;
     let dtype = table.dtype();
-    let device = match (device::is_cpu()?, dtype) {
-        (false, _) => Compute::Gpu,
-        (true, Dtype::Float32) => Compute::Host,
-        (true, _) => Compute::Cpu,
-    };
+    let device = Compute::of(!device::is_cpu()?, dtype == Dtype::Float32);
     Ok(VisionTower { config: config.clone(), input_proj, positions, layers, standard, embedder, dtype, device })
 }
 
