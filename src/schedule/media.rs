@@ -5,17 +5,20 @@ use super::{Medium, MediumContent, Price, Request};
 /// Scratch of a tower over one medium, by the soft tokens that it makes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EncodePrice {
-    /// Bytes a soft token, and bytes a (soft token × soft token) pair.
+    /// Bytes a soft token, of all but attention.
     pub bytes_per_token: u64,
-    pub bytes_per_pair: u64,
+    /// Of attention: bytes a soft token, and bytes a (soft token × soft token) pair. One after the other, so the more counts.
+    pub attention_bytes_per_token: u64,
+    pub attention_bytes_per_pair: u64,
 }
 
 impl EncodePrice {
     /// Bytes of encoding a medium of `tokens` soft tokens.
     pub fn bytes(&self, tokens: u32) -> u64 {
         let tokens = u64::from(tokens);
-        let pairs = self.bytes_per_pair.saturating_mul(tokens.saturating_mul(tokens));
-        self.bytes_per_token.saturating_mul(tokens).saturating_add(pairs)
+        let pairs = self.attention_bytes_per_pair.saturating_mul(tokens);
+        let attention = self.attention_bytes_per_token.saturating_add(pairs);
+        self.bytes_per_token.max(attention).saturating_mul(tokens)
     }
 }
 

@@ -116,7 +116,7 @@ fn an_image_is_shared_whole_or_not_at_all() {
 /// Twelve rows of 20 tokens, of which the fourth alone has an image; its tower takes 300 bytes, of a budget of 400.
 #[test]
 fn a_tower_takes_its_scratch_when_a_row_brings_an_image_and_leaves_it_to_rows_otherwise() {
-    let mut price = Price { image: EncodePrice { bytes_per_token: 30, bytes_per_pair: 0 }, ..price(4) };
+    let mut price = Price { image: EncodePrice { bytes_per_token: 30, ..EncodePrice::default() }, ..price(4) };
     price.prefill_bytes_per_token = 0;
     let limits = Limits { rows: 12, prefill_chunk: 20, prompt_concurrency: 1, kv_bytes_max: 400, price, ..limits() };
     let text: Vec<_> = (0..12).map(|sequence| request(sequence, 12, 9, &[])).collect();

@@ -48,7 +48,7 @@ fn job() -> impl Strategy<Value = Job> {
                 prefill_bytes_per_token,
                 prefill_bytes_per_pair,
                 (padding_tokens, decode_bytes_per_slot),
-                ((window_bytes, bytes_per_token, bytes_per_pair, media_at_once), soft_bytes_per_token),
+                ((window_bytes, bytes_per_token, attention_bytes_per_pair, media_at_once), soft_bytes_per_token),
                 prefixes,
             )| Price {
                 full_bytes_per_token,
@@ -60,7 +60,7 @@ fn job() -> impl Strategy<Value = Job> {
                 padding_tokens,
                 decode_bytes_per_slot,
                 window_bytes,
-                image: EncodePrice { bytes_per_token, bytes_per_pair },
+                image: EncodePrice { bytes_per_token, attention_bytes_per_token: 1, attention_bytes_per_pair },
                 audio: EncodePrice::default(),
                 media_at_once,
                 soft_bytes_per_token,

@@ -132,7 +132,7 @@ impl AudioConfig {
         let attention = hidden * 8 + 3 * hidden * context.div_ceil(chunk) + 3 * heads * context;
         let layer = (hidden * 2 + (4 * hidden * 4).max(attention)).div_ceil(4);
         let numbers = (first_stage + second_stage + flat).max(layer + flat);
-        EncodePrice { bytes_per_token: FRAMES_PER_TOKEN * 4 * numbers, bytes_per_pair: 0 }
+        EncodePrice { bytes_per_token: FRAMES_PER_TOKEN * 4 * numbers, ..EncodePrice::default() }
     }
 
     /// Numbers of what the tower gives, before it is embedded.

@@ -1,11 +1,12 @@
 //! The towers against mlx-vlm on the same libmlx: what `fixtures/make_gemma4_tower_goldens.py` wrote.
 
 use std::{
+    collections::HashMap,
     env, fs,
     path::{Path, PathBuf},
 };
 
-use mlx_rs::{Array, Dtype};
+use mlx_rs::{Array, Dtype, random};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -15,7 +16,11 @@ use super::{
 };
 use crate::{
     engine::{
-        models::golden_test::root,
+        memory,
+        models::{
+            golden_test::root,
+            kernel_test::{on_cuda, save},
+        },
         weights::{Loader, Policy, WeightError},
     },
     media::{Features, UsmFeatures},
@@ -376,5 +381,79 @@ fn inputs_that_do_not_fit_are_refused() {
         let recording = RecordingFeatures { features: &features, soft_tokens };
         let error = audio.encode(&[recording]).unwrap_err().to_string();
         assert!(error.contains(problem), "{error}");
+    }
+}
+
+/// A vision tower of the reference's sizes, but for its number of layers, with random weights.
+fn tower_of_full_size(policy: Policy, intermediate_size: i32) -> VisionTower {
+    let config = VisionConfig { num_hidden_layers: 1, intermediate_size, ..VisionConfig::default() };
+    let (hidden, middle, head_dim, text_hidden) = (config.hidden_size, config.intermediate_size, config.head_dim, 1536);
+    let heads = config.num_attention_heads * head_dim;
+    let layer = "vision_tower.encoder.layers.0";
+    let shapes = [
+        ("vision_tower.patch_embedder.input_proj.weight".to_owned(), vec![hidden, 768]),
+        ("vision_tower.patch_embedder.position_embedding_table".to_owned(), vec![2, config.position_embedding_size, hidden]),
+        ("embed_vision.embedding_projection.weight".to_owned(), vec![text_hidden, hidden]),
+    ];
+    let linears = [
+        ("self_attn.q_proj", heads, hidden),
+        ("self_attn.k_proj", heads, hidden),
+        ("self_attn.v_proj", heads, hidden),
+        ("self_attn.o_proj", hidden, heads),
+        ("mlp.gate_proj", middle, hidden),
+        ("mlp.up_proj", middle, hidden),
+        ("mlp.down_proj", hidden, middle),
+    ];
+    let linears = linears.map(|(name, output, input)| (format!("{layer}.{name}.linear.weight"), vec![output, input]));
+    let norms = ["input", "post_attention", "pre_feedforward", "post_feedforward"];
+    let norms = norms.map(|name| (format!("{layer}.{name}_layernorm.weight"), vec![hidden]));
+    let head_norms = ["q_norm", "k_norm"].map(|name| (format!("{layer}.self_attn.{name}.weight"), vec![head_dim]));
+    let shapes = shapes.into_iter().chain(linears).chain(norms).chain(head_norms);
+    let tensors: HashMap<String, Array> =
+        shapes.map(|(name, shape)| (name, random::normal::<f32>(&shape, None, Some(0.02), None).unwrap())).collect();
+    let folder = tempfile::tempdir().unwrap();
+    save(&tensors, folder.path());
+    let mut loader = Loader::open(&[folder.path().join("model.safetensors")], &json!({}), policy).unwrap();
+    vision::load(&config, &mut loader, text_hidden).unwrap()
+}
+
+/// The budget's prediction beside MLX's peak, of a tower whose widest states are its MLP's, and of one whose are its attention's.
+fn predict_scratch(policies: &[(Policy, u64)]) {
+    for &(policy, bytes) in policies {
+        for intermediate_size in [3072, 64] {
+            let tower = tower_of_full_size(policy, intermediate_size);
+            let image = |columns, rows| (patches((columns, rows), 1), columns, rows);
+            for (values, columns, rows) in [image(60, 42), image(30, 21)] {
+                let image = ImagePatches { values: &values, columns, rows };
+                let predicted = tower.encode_price(bytes).bytes(tower.soft_tokens(&image) as u32);
+                // What is done once is done.
+                let encode = || tower.encode(&[image]).unwrap().eval().unwrap();
+                encode();
+                let before = memory::active_bytes().unwrap();
+                memory::reset_peak().unwrap();
+                encode();
+                let measured = memory::peak_bytes().unwrap() - before;
+                let over = 100.0 * (predicted as f64 / measured as f64 - 1.0);
+                println!(
+                    "{columns} × {rows} patches of {bytes} bytes a number, {intermediate_size} wide: predicted {predicted}, \
+                     measured {measured}: {over:+.1}%"
+                );
+                assert!(over.abs() <= 10.0, "{over:+.1}%");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes half a minute"]
+fn an_images_scratch_is_predicted() {
+    mlx_rs::Device::set_default(&mlx_rs::Device::cpu());
+    predict_scratch(&[(PACKED, 4), (Policy { dtype: Some(Dtype::Bfloat16), ..PLAIN }, 2)]);
+}
+
+#[test]
+fn an_images_scratch_is_predicted_on_cuda() {
+    if on_cuda() {
+        predict_scratch(&[(PLAIN, 4), (Policy { dtype: Some(Dtype::Bfloat16), ..PLAIN }, 2)]);
     }
 }

@@ -128,24 +128,30 @@ impl VisionConfig {
         Ok(())
     }
 
-    /// Scratch of encoding an image, beside its soft tokens.
+    /// Scratch of encoding an image, beside its soft tokens: by what its widest states take, or its scores. Numbers of states were
+    /// counted on towers of the reference's sizes.
     pub fn encode_price(&self, device: Compute, dtype_bytes: u64) -> EncodePrice {
         let (hidden, middle) = (self.hidden_size as u64, self.intermediate_size as u64);
         let (heads, head_dim) = (self.num_attention_heads as u64, self.head_dim as u64);
-        // A layer's hidden states and its widest ones with what comes of them, or queries, keys, values as they are turned.
-        let layer = hidden * 5 + (middle * 4).max(heads * head_dim * 10);
-        let pixels = 4 * 2 * (CHANNELS * self.patch_size * self.patch_size) as u64;
-        let scores = match device {
-            Compute::Host => 2 * 4,
-            Compute::Cpu => 2 * 4 * heads,
+        let of_heads = heads * head_dim;
+        let pixels = (CHANNELS * self.patch_size * self.patch_size) as u64;
+        // An MLP's, or queries, keys and values as they are turned; on the CPU in float32, whatever they come from.
+        let states = (4 * middle + 4 * hidden + head_dim).max(15 * of_heads + 3 * head_dim);
+        let state_bytes = if device == Compute::Gpu { dtype_bytes } else { 4 };
+        let states = (states * state_bytes).max(2 * 4 * pixels + 4 * hidden * state_bytes);
+        let (attention, pair) = match device {
+            // A head at a time.
+            Compute::Host => (4 * 8 * of_heads, 4),
+            Compute::Cpu => (dtype_bytes * (14 * of_heads + head_dim), dtype_bytes * heads),
             // Heads larger than those that the GPU's own attention takes have their scores stored.
-            Compute::Gpu if self.head_dim > FUSED_HEAD_DIMS[2] => 2 * 4 * heads,
-            Compute::Gpu => 0,
+            Compute::Gpu if self.head_dim > FUSED_HEAD_DIMS[2] => (dtype_bytes * 14 * of_heads, 2 * 4 * heads),
+            Compute::Gpu => (0, 0),
         };
         let patches_per_token = (self.pooling_kernel_size * self.pooling_kernel_size) as u64;
         EncodePrice {
-            bytes_per_token: patches_per_token * (layer * dtype_bytes).max(pixels + hidden * dtype_bytes * 4),
-            bytes_per_pair: patches_per_token * patches_per_token * scores,
+            bytes_per_token: patches_per_token * states,
+            attention_bytes_per_token: patches_per_token * attention,
+            attention_bytes_per_pair: patches_per_token * patches_per_token * pair,
         }
     }
 
