@@ -85,6 +85,10 @@ pub struct Bench {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), default_value_t = 3)]
     pub repeat: u32,
 
+    /// Give each prompt an image or a recording, of those in DIR in turn, and measure the model's towers too
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath, conflicts_with = "dump")]
+    pub media: Option<PathBuf>,
+
     /// Write the prompts to FILE for other programs and --load, and measure nothing
     ///
     /// It is a JSON list of {"prompt": [token ids], "max_tokens": n}.

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     job,
-    schedule::{Admission, Plan, Price, Request, Reuse, Sampled, SequenceId},
+    schedule::{Admission, Medium, Plan, Price, Request, Reuse, Sampled, SequenceId},
 };
 
 /// MLX's own cache of freed buffers is emptied every so many steps, so that a long run does not hold on to shapes it has left.
@@ -53,6 +53,9 @@ pub struct MlxEngine {
     sequences: HashMap<SequenceId, Sequence>,
     launched: VecDeque<Launched>,
     waited: Cell<Duration>,
+    /// Whether launching a step waits for what its media become, so that the time of that can be told.
+    times_media: bool,
+    encoding: Duration,
 }
 
 struct Sequence {
@@ -133,6 +136,8 @@ impl MlxEngine {
             sequences: HashMap::new(),
             launched: VecDeque::new(),
             waited: Cell::default(),
+            times_media: false,
+            encoding: Duration::ZERO,
         })
     }
 
@@ -154,6 +159,26 @@ impl MlxEngine {
     /// How long calls of [`Engine::launch`] and [`Engine::collect`] have waited for the device, all together.
     pub fn waited(&self) -> Duration {
         self.waited.get()
+    }
+
+    /// Has [`MlxEngine::encoding`] count: a GPU is then waited for, where a job goes on.
+    pub fn time_media(&mut self) {
+        self.times_media = true;
+    }
+
+    /// How long images and recordings were encoded, since [`MlxEngine::time_media`].
+    pub fn encoding(&self) -> Duration {
+        self.encoding
+    }
+
+    /// Encodes media, so many at once, and gives up what they become.
+    pub fn encode_media(&self, media: &[Medium], together: usize) -> Result<(), EngineError> {
+        let towers = self.model.towers().ok_or_else(|| EngineError::Mlx("the model neither sees nor hears".into()))?;
+        for group in media.chunks(together.max(1)) {
+            let group: Vec<&Medium> = group.iter().collect();
+            transforms::eval(&towers.encode(&group)?)?;
+        }
+        Ok(())
     }
 
     /// The number format of keys and values, which is that of the layers.
@@ -210,7 +235,13 @@ impl MlxEngine {
             other => other,
         })?;
 
-        for (sequence, soft) in soft::encode(&*self.model, &plan.admitted, self.cache_dtype, self.on_gpu)? {
+        let since = Instant::now();
+        let soft = soft::encode(&*self.model, &plan.admitted, self.cache_dtype, self.on_gpu)?;
+        if self.times_media && !soft.is_empty() {
+            transforms::eval(soft.iter().flat_map(|(_, soft)| soft.iter().map(|(_, embeddings)| embeddings)))?;
+            self.encoding += since.elapsed();
+        }
+        for (sequence, soft) in soft {
             if let Some(own) = self.sequences.get_mut(&sequence) {
                 own.soft = soft;
             }

@@ -56,7 +56,7 @@ impl Format {
             "xlsx" | "xls" | "ods" => "spreadsheets are not supported; save the sheet as CSV in UTF-8".into(),
             "txt" => "a text file is a row, not a manifest; give its folder as `input.folder`".into(),
             "" => "it has no extension to tell its format by; name it .jsonl, .csv, .tsv or .parquet".into(),
-            _ if super::recording::is_recording(path) => {
+            _ if super::recording::is_recording_name(path) => {
                 "a recording is a row, not a manifest; give its folder as `input.folder`".into()
             }
             _ => {

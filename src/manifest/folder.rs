@@ -12,7 +12,7 @@ use walkdir::{DirEntry, FilterEntry, IntoIter, WalkDir};
 
 use super::files::{DEPTH_MAX, ENTRIES_MAX, is_hidden, matcher, slashed, wants_hidden};
 use super::raw::{Media, Unreadable, first_8_bytes, utf8};
-use super::recording::{hash_with, is_recording};
+use super::recording::{hash_with, is_recording_name};
 use super::transcripts::{Transcripts, is_list_of_recordings, is_transcript};
 use super::{ManifestError, ROW_BYTES_MAX};
 use crate::job::Columns;
@@ -45,7 +45,7 @@ impl Wanted {
         }
         let (mut recording, mut text, mut image) = (None, None, None);
         for entry in walk(folder, false).filter_map(Result::ok).take(ENTRIES_MAX as usize) {
-            if is_recording(entry.path()) && !entry.file_type().is_dir() {
+            if is_recording_name(entry.path()) && !entry.file_type().is_dir() {
                 recording.get_or_insert(entry.into_path());
             } else if is_text(&entry) {
                 text.get_or_insert(entry.into_path());
@@ -71,7 +71,7 @@ impl Wanted {
             if is_list_of_recordings(entry.path()) {
                 return Ok(Self::Recordings);
             }
-            if alone.is_none() && !is_transcript(entry.path(), is_recording) {
+            if alone.is_none() && !is_transcript(entry.path(), is_recording_name) {
                 alone = Some(entry.into_path());
             }
         }
@@ -86,10 +86,10 @@ impl Wanted {
     fn kind(&self, folder: &Path, relative: &Path) -> Option<Kind> {
         match self {
             Self::Texts => relative.extension().is_some_and(|extension| extension == "txt").then_some(Kind::Text),
-            Self::Recordings => is_recording(relative).then_some(Kind::Recording),
+            Self::Recordings => is_recording_name(relative).then_some(Kind::Recording),
             Self::Images => is_image_name(relative).then_some(Kind::Image),
             Self::Glob { matcher, .. } if !matcher.is_match(relative) => None,
-            Self::Glob { .. } if is_recording(relative) => Some(Kind::Recording),
+            Self::Glob { .. } if is_recording_name(relative) => Some(Kind::Recording),
             Self::Glob { .. } if is_image_name(relative) => Some(Kind::Image),
             Self::Glob { matcher, .. } => {
                 let is_row = |path: &Path| path.strip_prefix(folder).is_ok_and(|relative| matcher.is_match(relative));

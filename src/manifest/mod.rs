@@ -34,7 +34,7 @@ pub use files::ManifestFile;
 pub use fingerprint::fingerprint;
 pub use ids::ID_BYTES_MAX;
 pub use parts::{MEDIA_MAX, MediumKind};
-pub use recording::AUDIO_BYTES_MAX;
+pub use recording::{AUDIO_BYTES_MAX, is_recording_name};
 
 use crate::{
     job::{Columns, Input},

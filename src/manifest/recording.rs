@@ -19,7 +19,8 @@ const EXTENSIONS: [&str; 23] = [
     "aif", "aiff", "aifc", "caf", "wma", "mp2",
 ];
 
-pub(super) fn is_recording(path: &Path) -> bool {
+/// Whether a file's name is that of a recording, or of a film with a sound track.
+pub fn is_recording_name(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     extension.is_some_and(|extension| EXTENSIONS.iter().any(|known| extension.eq_ignore_ascii_case(known)))
 }
@@ -258,7 +259,7 @@ mod tests {
             (".wav", false),
             ("a.wav.txt", false),
         ] {
-            assert_eq!(is_recording(Path::new(name)), expected, "{name}");
+            assert_eq!(is_recording_name(Path::new(name)), expected, "{name}");
         }
         assert!(names("a").any(|name| name == "a.flac") && names("a").any(|name| name == "a.WAV"));
     }

@@ -321,7 +321,7 @@ impl ModelFiles {
         Some(u32::try_from(length).unwrap_or(u32::MAX))
     }
 
-    fn text_config(&self, name: &str) -> Option<&Value> {
+    pub fn text_config(&self, name: &str) -> Option<&Value> {
         let own = self.config.get(name);
         own.or_else(|| self.config.get("text_config")?.get(name)).filter(|value| !value.is_null())
     }

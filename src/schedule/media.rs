@@ -43,7 +43,7 @@ impl MediaLoad {
     pub fn admit(&mut self, request: &Request, cached_tokens: u32, price: &Price) {
         for medium in request.media.iter().filter(|medium| medium.end() > cached_tokens) {
             self.encoded += 1;
-            self.bytes_max = self.bytes_max.max(price.encode(medium).bytes(medium.tokens));
+            self.bytes_max = self.bytes_max.max(price.medium_bytes(medium));
             self.soft_tokens += u64::from(medium.tokens);
         }
     }
@@ -65,10 +65,12 @@ impl MediaLoad {
 }
 
 impl Price {
-    fn encode(&self, medium: &Medium) -> EncodePrice {
-        match *medium.content {
+    /// Scratch of encoding a medium.
+    pub fn medium_bytes(&self, medium: &Medium) -> u64 {
+        let encode = match *medium.content {
             MediumContent::Image(_) => self.image,
             MediumContent::Audio(_) => self.audio,
-        }
+        };
+        encode.bytes(medium.tokens)
     }
 }

@@ -37,6 +37,7 @@ cp "$libraries/libmlxc.so" "$dir/b/libmlxc.so"
 # The program asks for the products of the CPU build by this name; on a GPU it takes none from there.
 gcc -shared -x c /dev/null -o "$dir/b/libmlxblas.so"
 cp "$here"/*.py "$here/run.sh" "$dir/b/"
+cp "$here"/../../fixtures/{make_gemma4,make_checkpoints,tiny_tokenizer}.py "$dir/b/"
 cp "$here/run.sh" "$dir/a/"
 
 # Workload d: Whisper base and the clips of fixtures/fetch_speech.sh, where they have been fetched and converted.

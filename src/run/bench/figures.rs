@@ -25,6 +25,9 @@ pub struct Figures {
     pub prefill_steps: usize,
     pub prefill_step_ms_p50: f64,
     pub prefill_step_ms_p95: f64,
+    pub encode_seconds: f64,
+    pub prompt_seconds: f64,
+    pub decode_seconds: f64,
     pub host_ms_per_step: f64,
     pub host_share: f64,
     pub schedule_us_per_step: f64,
@@ -50,6 +53,7 @@ impl Figures {
         let of = |figure: &dyn Fn(&Seen) -> f64| median(runs.iter().map(figure).collect());
         let wall = |run: &Seen| run.wall.as_secs_f64().max(f64::MIN_POSITIVE);
         let steps = |run: &Seen| run.steps().max(1) as f64;
+        let seconds = |step_ms: &[f64]| step_ms.iter().sum::<f64>() / 1e3;
         let bytes = |figure: &dyn Fn(&Seen) -> u64| of(&|run| figure(run) as f64) as u64;
         let (peak, kv_bytes_max) = (bytes(&|run| run.peak_bytes), bytes(&|run| run.kv_bytes_max));
         let predicted = kv_bytes_max.saturating_add(weight_bytes);
@@ -68,6 +72,9 @@ impl Figures {
             prefill_steps: of(&|run| run.prefill_step_ms.len() as f64) as usize,
             prefill_step_ms_p50: of(&|run| percentile(&run.prefill_step_ms, 50.0)),
             prefill_step_ms_p95: of(&|run| percentile(&run.prefill_step_ms, 95.0)),
+            encode_seconds: of(&|run| run.encode.as_secs_f64()),
+            prompt_seconds: of(&|run| (seconds(&run.prefill_step_ms) - run.encode.as_secs_f64()).max(0.0)),
+            decode_seconds: of(&|run| seconds(&run.decode_step_ms)),
             host_ms_per_step: of(&|run| milliseconds(run.host) / steps(run)),
             host_share: of(&|run| run.host.as_secs_f64() / wall(run)),
             schedule_us_per_step: of(&|run| milliseconds(run.schedule) * 1e3 / steps(run)),
@@ -82,7 +89,7 @@ impl Figures {
     }
 
     /// What a table says of them, by line.
-    fn cells(&self) -> [(&'static str, String); 16] {
+    fn cells(&self) -> [(&'static str, String); 19] {
         let one = |number: f64| format!("{number:.1}");
         let two = |number: f64| format!("{number:.2}");
         let size = |bytes: u64| ByteSize(bytes).display().iec().to_string();
@@ -97,6 +104,9 @@ impl Figures {
             ("decode step p95, ms", two(self.decode_step_ms_p95)),
             ("prefill step p50, ms", two(self.prefill_step_ms_p50)),
             ("prefill step p95, ms", two(self.prefill_step_ms_p95)),
+            ("media encoded, s", two(self.encode_seconds)),
+            ("prompt steps, s", two(self.prompt_seconds)),
+            ("decode steps, s", two(self.decode_seconds)),
             ("host a step, ms", format!("{} ({:.0}%)", two(self.host_ms_per_step), self.host_share * 100.0)),
             ("scheduler a step, µs", one(self.schedule_us_per_step)),
             ("occupancy", format!("{:.0}%", self.occupancy * 100.0)),
@@ -165,6 +175,7 @@ mod tests {
             ttft_ms: vec![10.0, 30.0],
             decode_step_ms: vec![2.0, 4.0, 6.0],
             prefill_step_ms: vec![9.0],
+            encode: Duration::from_millis(4),
             host: Duration::from_millis(400),
             schedule: Duration::from_micros(80),
             rows_in_steps: 6,
@@ -178,11 +189,13 @@ mod tests {
         assert_eq!((figures.output_tokens_per_second, figures.total_tokens_per_second), (20.0, 50.0));
         assert_eq!((figures.decode_step_ms_p50, figures.decode_step_ms_p95, figures.prefill_step_ms_p50), (4.0, 6.0, 9.0));
         assert_eq!((figures.decode_steps, figures.prefill_steps), (3, 1));
+        let stages = [figures.encode_seconds, figures.prompt_seconds, figures.decode_seconds];
+        assert_eq!(stages.map(|seconds| (seconds * 1e3).round()), [4.0, 5.0, 12.0]);
         assert_eq!((figures.host_ms_per_step, figures.host_share, figures.schedule_us_per_step), (100.0, 0.2, 20.0));
         assert_eq!((figures.occupancy, figures.cached_tokens), (0.75, 5));
         assert_eq!((figures.peak_memory_bytes_without_weights, figures.predicted_memory_bytes), (2500, 1500));
         let text = table(&[figures.clone(), figures]);
-        assert!(text.contains("output tokens/s") && text.lines().count() == 16, "{text}");
+        assert!(text.contains("output tokens/s") && text.lines().count() == 19, "{text}");
         let widths: Vec<usize> = text.lines().map(|line| line.chars().count()).collect();
         assert!(widths.iter().all(|&width| width == widths[0]), "columns stand below each other\n{text}");
     }

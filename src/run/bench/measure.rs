@@ -25,6 +25,8 @@ pub struct Seen {
     /// Steps that decoded alone, and steps that computed prompt tokens too: from the end of the step before to their own.
     pub decode_step_ms: Vec<f64>,
     pub prefill_step_ms: Vec<f64>,
+    /// Encoding images and recordings, within the steps that computed prompt tokens; on a GPU waited for.
+    pub encode: Duration,
     /// Planning, building and launching steps, without waiting for the device.
     pub host: Duration,
     /// The scheduler's part: plans and commits.
@@ -58,6 +60,7 @@ impl Seen {
 /// Runs `requests` in their order; sequences count from 0. The engine begins without rows and with an empty cache.
 pub fn run(engine: &mut MlxEngine, limits: Limits, requests: &[Arc<Request>]) -> Result<Seen> {
     engine.reset()?;
+    let encoding = engine.encoding();
     memory::reset_peak()?;
     let mut seen = Seen { outputs: vec![Vec::new(); requests.len()], ..Seen::default() };
     let mut ttft = vec![None; requests.len()];
@@ -110,6 +113,7 @@ pub fn run(engine: &mut MlxEngine, limits: Limits, requests: &[Arc<Request>]) ->
         }
     }
     seen.wall = started.elapsed();
+    seen.encode = engine.encoding() - encoding;
     seen.ttft_ms = ttft.into_iter().flatten().map(milliseconds).collect();
     seen.peak_bytes = memory::peak_bytes()?;
     Ok(seen)

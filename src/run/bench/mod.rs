@@ -2,6 +2,7 @@
 
 mod figures;
 mod measure;
+mod media;
 mod workload;
 
 use std::{
@@ -25,10 +26,11 @@ use crate::{
     args::{self, KvBudget},
     engine::{Engine, MlxEngine, MlxOptions, WeightForm, memory},
     job::{Device, Dtype, Generation},
-    model::{self, ModelFiles},
+    model::{self, ModelFiles, Towers},
     schedule::{Limits, Request, SequenceId},
 };
 use figures::{Figures, Tokens};
+use media::RowMedia;
 use workload::{Recipe, WorkloadRow};
 
 pub fn bench(args: &args::Bench) -> Result<Status> {
@@ -40,6 +42,7 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
     if files.family() == SPEECH_FAMILY {
         return Err(BenchError::NotText { model: args.model.clone(), family: files.family().to_owned() }.into());
     }
+    let towers = if args.media.is_some() { Towers::new(&files)? } else { Towers::default() };
     let workload = match loaded {
         Some(rows) => rows,
         None => Recipe::new(args).rows(vocabulary(&files)?)?,
@@ -56,8 +59,15 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
         rows: args.rows.iter().copied().max().unwrap_or(1),
     };
 
+    let media = match &args.media {
+        Some(folder) => Some(RowMedia::read(folder, &towers, workload.len())?),
+        None => None,
+    };
     let mut engine = MlxEngine::load(&weight_files(&files), files.config(), options)
         .with_context(|| format!("failed to load {}", args.model))?;
+    if media.is_some() {
+        engine.time_media();
+    }
     workload::check(&workload, engine.vocabulary())?;
     let defaults = engine.prefill_defaults();
     let kv_bytes_max = match args.kv_budget {
@@ -71,21 +81,22 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
         prefill_chunk: args.prefill_chunk.unwrap_or_else(|| price.prefill_chunk_within(defaults.chunk, kv_bytes_max)),
         prompt_concurrency: args.prompt_concurrency.unwrap_or(defaults.concurrency),
         prefix_tokens_min: (!args.no_prefix_cache).then_some(PREFIX_TOKENS_MIN),
-        span_tokens_max: 0,
+        span_tokens_max: towers.image.as_ref().filter(|tower| tower.both_ways).map_or(0, |tower| tower.rule.soft_tokens_max),
         kv_bytes_max,
         price,
         context_length: files.context_length().unwrap_or(u32::MAX),
     };
-    let requests = requests(&workload, args.order);
+    let requests = requests(&workload, media.as_ref(), &towers, args.order)?;
     for request in &requests {
         let refused = |refused| BenchError::Refused { index: request.sequence.0 as usize, reason: format!("{refused}") };
         limits.check(request).map_err(refused)?;
     }
     let tokens = Tokens {
-        prompt: workload.iter().map(|row| row.prompt.len() as u64).sum(),
+        prompt: requests.iter().map(|request| request.prompt.len() as u64).sum(),
         output: workload.iter().map(|row| u64::from(row.max_tokens)).sum(),
     };
     let weight_bytes = memory::active_bytes()?;
+    let media = media.map(|media| media.figures(&engine)).transpose()?;
     let mut all = Vec::with_capacity(args.rows.len());
     let mut outputs = Vec::new();
     for &rows in &args.rows {
@@ -140,13 +151,14 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
                 "plain": args.plain,
                 "weights": format!("{:?}", args.weights).to_lowercase(),
             },
+            "media": media,
             "results": all,
         });
         serde_json::to_string_pretty(&report)? + "\n"
     } else {
         let mlx = versions.get("mlx").map_or("unknown", String::as_str);
         format!(
-            "{}, {dtype} on the {}, MLX {mlx}\nworkload {name}: {} prompts of {} tokens together, {} new tokens, order {order}\n\n{}\n\
+            "{}, {dtype} on the {}, MLX {mlx}\nworkload {name}: {} prompts of {} tokens together, {} new tokens, order {order}\n\n{}{}\n\
              To have a machine listed in docs/benchmarks.md, open an issue that names it (processor or GPU, memory, system) and has the\n\
              output of this command with --json.\n",
             args.model,
@@ -154,6 +166,7 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
             workload.len(),
             tokens.prompt,
             tokens.output,
+            media.map(|media| media::table(&media)).unwrap_or_default(),
             figures::table(&all),
         )
     };
@@ -163,35 +176,50 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
 
 /// How many tokens a model has, by its files.
 fn vocabulary(files: &ModelFiles) -> Result<u32, BenchError> {
-    let stated = files.config().get("vocab_size").and_then(Value::as_u64).and_then(|tokens| u32::try_from(tokens).ok());
+    let stated = files
+        .config()
+        .get("vocab_size")
+        .or_else(|| files.text_config("vocab_size"))
+        .and_then(Value::as_u64)
+        .and_then(|tokens| u32::try_from(tokens).ok());
     stated.filter(|&tokens| tokens > 0).ok_or_else(|| BenchError::NoVocabulary { model: files.name.clone() })
 }
 
 /// Greedy requests that no token ends, in the order in which a job would bring them.
-fn requests(workload: &[WorkloadRow], order: args::Order) -> Vec<Arc<Request>> {
+fn requests(
+    workload: &[WorkloadRow],
+    media: Option<&RowMedia>,
+    towers: &Towers,
+    order: args::Order,
+) -> Result<Vec<Arc<Request>>, BenchError> {
     let stop_tokens: Arc<[u32]> = Arc::new([]);
-    let mut requests: Vec<Arc<Request>> = (0u64..)
-        .zip(workload)
+    let mut requests: Vec<Arc<Request>> = workload
+        .iter()
+        .enumerate()
         .map(|(index, row)| {
-            Arc::new(Request {
-                sequence: SequenceId(index),
-                prompt: row.prompt.clone(),
+            let (prompt, of_row) = match media {
+                Some(media) => media.splice(index, row, towers)?,
+                None => (row.prompt.clone(), Vec::new()),
+            };
+            Ok(Arc::new(Request {
+                sequence: SequenceId(index as u64),
+                prompt,
                 max_tokens: row.max_tokens,
                 stop_tokens: stop_tokens.clone(),
                 generation: Arc::new(Generation { max_tokens: row.max_tokens, ignore_eos: true, ..Generation::default() }),
-                seed: index,
+                seed: index as u64,
                 window: None,
-                media: Vec::new(),
-                whole_spans: false,
-            })
+                media: of_row,
+                whole_spans: media.is_some_and(|media| media.whole_spans(index, towers)),
+            }))
         })
-        .collect();
+        .collect::<Result<_, BenchError>>()?;
     if order == args::Order::Length {
         for (stretch, rows) in (0u64..).zip(requests.chunks_mut(ORDERED_ROWS)) {
             by_length(rows, stretch, |request| request.reserved_tokens());
         }
     }
-    requests
+    Ok(requests)
 }
 
 fn weights(weights: args::Weights) -> WeightForm {
