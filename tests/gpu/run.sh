@@ -10,6 +10,9 @@
 # kept in $WORK and nothing is measured: so they may come one after the other. The folders `c`, `d` and `e`, which only workload d needs,
 # are kept in the same way.
 #
+# `media:ROWS[:PROMPTS]` captions photographs and describes recordings, those in the folder `media` of the halves, with a Gemma 4 of E2B's
+# sizes and random weights (random_gemma4.py): mlxbatch alone, whose table says what towers and stages take.
+#
 # Results go to $OUT/results.jsonl, an object a program and workload; compare.py makes tables of it. Variables:
 #   WORK      where all is unpacked                                            /tmp/mlxbatch-gpu
 #   OUT       where results go                                                 $WORK/out
@@ -99,10 +102,28 @@ measure() {
   esac
 }
 
+# Images and recordings in prompts.
+media() {
+  local rows=$1 prompts=${2:-64} kind
+  if [ ! -e gemma4/config.json ]; then with_mlx python3 random_gemma4.py e2b gemma4 || return; fi
+  rm -rf media && mkdir media && tar xf media.tar -C media || return
+  for kind in photographs speech; do
+    echo "== media:$rows $kind, at $SECONDS s"
+    # shellcheck disable=SC2086 # options are words
+    with_mlx timeout -k 5 "$LIMIT" ./mlxbatch bench gemma4 --media "media/$kind" --prompts "$prompts" --prompt-tokens 20..20 \
+      --new-tokens 32 --rows "1,$rows" --repeat "$REPEAT" --device "$DEVICE" $FLAGS 2>errors.txt | tee "$OUT/media-$kind.txt"
+    tail -n 5 errors.txt
+  done
+}
+
 for piece in $pieces; do
   IFS=: read -r workload rows prompts <<<"$piece"
   if [ "$workload" = d ]; then
     speech "$rows" "$prompts"
+    continue
+  fi
+  if [ "$workload" = media ]; then
+    media "$rows" "$prompts"
     continue
   fi
   weights=$MODEL

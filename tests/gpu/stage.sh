@@ -40,6 +40,13 @@ cp "$here"/*.py "$here/run.sh" "$dir/b/"
 cp "$here"/../../fixtures/{make_gemma4,make_checkpoints,tiny_tokenizer}.py "$dir/b/"
 cp "$here/run.sh" "$dir/a/"
 
+# Of photographs and recordings those that fixtures/fetch_photographs.sh and fetch_speech.sh have fetched.
+if [ -e "$here/../../.models/photographs" ] && [ -e "$here/../../.models/speech" ]; then
+  (cd "$here/../../.models" && tar c photographs/*.jpg photographs/*.png speech/*.wav) >"$dir/b/media.tar"
+else
+  echo "stage: no photographs or no clips in .models, so media is left out (make test-models fetches them)"
+fi
+
 # Workload d: Whisper base and the clips of fixtures/fetch_speech.sh, where they have been fetched and converted.
 models=$here/../../.models
 if [ -e "$models/whisper-base/weights.safetensors" ] && [ -e "$models/speech" ]; then

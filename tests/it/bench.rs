@@ -107,6 +107,7 @@ fn what_cannot_be_measured_is_refused_with_a_sentence() {
         .with(USAGE)
         .saying(&["the budget is"]);
     bench(&["--prompts", "1000000", "--prompt-tokens", "1..1000000"]).with(USAGE).saying(&["lower --prompts or --prompt-tokens"]);
+    bench(&["--media", "."]).with(USAGE).saying(&["--media is for models that see or hear"]);
     let speech = checkpoint("speech");
     let models = fs::read_dir(&speech).unwrap().map(|entry| entry.unwrap().path());
     let whisper = models.into_iter().find(|path| path.join("config.json").exists()).unwrap();

@@ -424,3 +424,45 @@ fn kills_with_images_and_recordings() {
     assert!(results.failed().count() >= failing.len() * (96 / rows.len()));
     read_back(&project.path("out"), 96);
 }
+
+#[test]
+#[ignore = "needs the checkpoints of `make fixtures`"]
+fn bench_measures_towers_and_stages() {
+    let Some(model) = gemma4("bench_measures_towers_and_stages", "dense") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["rgb8.png", "cmyk.jpg", "lossy.webp"] {
+        fs::copy(repository("fixtures/images").join(name), folder.path().join(name)).unwrap();
+    }
+    fs::write(folder.path().join("sound.wav"), wav(&bursts(2.0, 1))).unwrap();
+    fs::write(folder.path().join("notes.txt"), "not a medium").unwrap();
+    let bench = |media: &str, more: &[&str]| {
+        let settings = ["bench", &model, "--device", "cpu", "--media", media, "--prompts", "9", "--prompt-tokens", "3..9"];
+        let settings = [settings.as_slice(), &["--new-tokens", "4", "--rows", "1,4", "--repeat", "1"], more].concat();
+        Ended::of(program(&settings).output().unwrap())
+    };
+    let report = bench(folder.path().to_str().unwrap(), &["--json"]).with(OK).json();
+    let towers = report["media"]["towers"].as_array().unwrap();
+    assert_eq!(towers.iter().map(|tower| tower["count"].as_u64().unwrap()).collect::<Vec<_>>(), [7, 2], "{report}");
+    let mut soft_tokens = 0.0;
+    for tower in towers {
+        let number = |name: &str| tower[name].as_f64().unwrap();
+        soft_tokens += number("count") * number("soft_tokens_mean");
+        assert!(number("one_by_one_ms") > 0.0 && number("together_ms") > 0.0, "{tower}");
+        assert!((number("ratio") - number("one_by_one_ms") / number("together_ms")).abs() < 1e-9, "{tower}");
+        assert!(number("one_scratch_bytes") > 0.0 && number("one_predicted_bytes") > 0.0, "{tower}");
+    }
+    let prompt_tokens = report["workload"]["prompt_tokens"].as_f64().unwrap();
+    // Each row has its own tokens too, and two that begin and end its medium.
+    assert!(prompt_tokens >= soft_tokens + 9.0 * 5.0 && prompt_tokens <= soft_tokens + 9.0 * 11.0, "{report}");
+    for result in report["results"].as_array().unwrap() {
+        let stages = ["encode_seconds", "prompt_seconds", "decode_seconds"].map(|name| result[name].as_f64().unwrap());
+        assert!(stages.iter().all(|seconds| *seconds > 0.0), "{result}");
+        assert!(stages.iter().sum::<f64>() <= result["wall_seconds"].as_f64().unwrap() * 1.01, "{result}");
+    }
+    let table = bench(folder.path().to_str().unwrap(), &[]).with(OK).stdout;
+    for part in ["media read and decoded: ", "7 images of ", "2 recordings of ", "times as fast)", "media encoded, s"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    fs::write(folder.path().join("broken.png"), "no image").unwrap();
+    bench(folder.path().to_str().unwrap(), &[]).with(crate::program::USAGE).saying(&["broken.png"]);
+}

@@ -73,7 +73,7 @@ impl Figures {
             prefill_step_ms_p50: of(&|run| percentile(&run.prefill_step_ms, 50.0)),
             prefill_step_ms_p95: of(&|run| percentile(&run.prefill_step_ms, 95.0)),
             encode_seconds: of(&|run| run.encode.as_secs_f64()),
-            prompt_seconds: of(&|run| (seconds(&run.prefill_step_ms) - run.encode.as_secs_f64()).max(0.0)),
+            prompt_seconds: of(&|run| seconds(&run.prefill_step_ms)),
             decode_seconds: of(&|run| seconds(&run.decode_step_ms)),
             host_ms_per_step: of(&|run| milliseconds(run.host) / steps(run)),
             host_share: of(&|run| run.host.as_secs_f64() / wall(run)),
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!((figures.decode_step_ms_p50, figures.decode_step_ms_p95, figures.prefill_step_ms_p50), (4.0, 6.0, 9.0));
         assert_eq!((figures.decode_steps, figures.prefill_steps), (3, 1));
         let stages = [figures.encode_seconds, figures.prompt_seconds, figures.decode_seconds];
-        assert_eq!(stages.map(|seconds| (seconds * 1e3).round()), [4.0, 5.0, 12.0]);
+        assert_eq!(stages.map(|seconds| (seconds * 1e3).round()), [4.0, 9.0, 12.0]);
         assert_eq!((figures.host_ms_per_step, figures.host_share, figures.schedule_us_per_step), (100.0, 0.2, 20.0));
         assert_eq!((figures.occupancy, figures.cached_tokens), (0.75, 5));
         assert_eq!((figures.peak_memory_bytes_without_weights, figures.predicted_memory_bytes), (2500, 1500));

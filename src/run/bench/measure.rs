@@ -22,10 +22,11 @@ pub struct Seen {
     pub wall: Duration,
     /// For each row, from the run's start to its first token.
     pub ttft_ms: Vec<f64>,
-    /// Steps that decoded alone, and steps that computed prompt tokens too: from the end of the step before to their own.
+    /// Steps that decoded alone, and steps that computed prompt tokens too: from the end of the step before to their own, without
+    /// what media of steps behind were encoded meanwhile.
     pub decode_step_ms: Vec<f64>,
     pub prefill_step_ms: Vec<f64>,
-    /// Encoding images and recordings, within the steps that computed prompt tokens; on a GPU waited for.
+    /// Encoding images and recordings; on a GPU waited for.
     pub encode: Duration,
     /// Planning, building and launching steps, without waiting for the device.
     pub host: Duration,
@@ -61,6 +62,7 @@ impl Seen {
 pub fn run(engine: &mut MlxEngine, limits: Limits, requests: &[Arc<Request>]) -> Result<Seen> {
     engine.reset()?;
     let encoding = engine.encoding();
+    let mut encoded = encoding;
     memory::reset_peak()?;
     let mut seen = Seen { outputs: vec![Vec::new(); requests.len()], ..Seen::default() };
     let mut ttft = vec![None; requests.len()];
@@ -98,8 +100,8 @@ pub fn run(engine: &mut MlxEngine, limits: Limits, requests: &[Arc<Request>]) ->
             let sampled = engine.collect()?;
             let now = Instant::now();
             let steps = if plan.prefill.is_empty() { &mut seen.decode_step_ms } else { &mut seen.prefill_step_ms };
-            steps.push(milliseconds(now - step_ended_at));
-            step_ended_at = now;
+            steps.push(milliseconds((now - step_ended_at).saturating_sub(engine.encoding() - encoded)));
+            (step_ended_at, encoded) = (now, engine.encoding());
             for token in &sampled {
                 let first = ttft.get_mut(token.sequence.0 as usize).context("a token of a row that is not in the workload")?;
                 first.get_or_insert(now - started);

@@ -43,6 +43,9 @@ pub fn bench(args: &args::Bench) -> Result<Status> {
         return Err(BenchError::NotText { model: args.model.clone(), family: files.family().to_owned() }.into());
     }
     let towers = if args.media.is_some() { Towers::new(&files)? } else { Towers::default() };
+    if args.media.is_some() && towers == Towers::default() {
+        return Err(BenchError::NoTowers { model: args.model.clone() }.into());
+    }
     let workload = match loaded {
         Some(rows) => rows,
         None => Recipe::new(args).rows(vocabulary(&files)?)?,

@@ -34,6 +34,8 @@ pub enum BenchError {
     Refused { index: usize, reason: String },
     #[error("--outputs takes the tokens of one run, and --rows asks for {rows}: give --rows one number")]
     OutputsOfMany { rows: usize },
+    #[error("--media is for models that see or hear, and {model} does neither")]
+    NoTowers { model: String },
     #[error("bench measures models that write text, and {model} is a {family}: `make bench-speech` measures speech")]
     NotText { model: String, family: String },
 }
