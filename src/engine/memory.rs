@@ -1,12 +1,30 @@
 //! Bytes that MLX has allocated, by its own count. What it keeps of freed buffers is not among them.
 
+use std::{thread, time::Duration};
+
 use mlx_rs::memory;
 
 use super::EngineError;
 
+const SETTLE_STEP: Duration = Duration::from_millis(20);
+const SETTLE_STEPS_MAX: u32 = 50;
+
 /// Bytes of the arrays that live now.
 pub fn active_bytes() -> Result<u64, EngineError> {
     Ok(memory::active_memory()? as u64)
+}
+
+/// As [`active_bytes`], once what was computed before has given up its own: a GPU does so a little later.
+pub fn settled_bytes() -> Result<u64, EngineError> {
+    let mut bytes = active_bytes()?;
+    for _ in 0..SETTLE_STEPS_MAX {
+        thread::sleep(SETTLE_STEP);
+        let before = std::mem::replace(&mut bytes, active_bytes()?);
+        if before == bytes {
+            break;
+        }
+    }
+    Ok(bytes)
 }
 
 /// Bytes of the arrays that lived together at most, since the program began or [`reset_peak`].

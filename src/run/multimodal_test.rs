@@ -340,6 +340,7 @@ fn on_a_gpu_rows_have_the_references_tokens() {
     }
     let (mut equal, mut all) = (0, 0);
     for subject in NAMES.into_iter().filter_map(Subject::open) {
+        println!("{}", subject.name);
         let mut engine = subject.engine_on(job::Device::Gpu, job::Dtype::Float32);
         let cases: Vec<&String> = subject.golden.cases.keys().collect();
         for rows in [1, 8] {

@@ -150,7 +150,7 @@ fn tower_figures(name: &'static str, media: &[&Sensed], engine: &MlxEngine) -> R
     engine.encode_media(&media[..count.min(TOGETHER)], TOGETHER)?;
     engine.encode_media(&media[..1], 1)?;
     let timed = |together: usize| -> Result<(f64, u64), EngineError> {
-        let before = memory::active_bytes()?;
+        let before = memory::settled_bytes()?;
         memory::reset_peak()?;
         let since = Instant::now();
         engine.encode_media(&media, together)?;

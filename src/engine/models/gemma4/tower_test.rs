@@ -429,7 +429,7 @@ fn predict_scratch(policies: &[(Policy, u64)]) {
                 // What is done once is done.
                 let encode = || tower.encode(&[image]).unwrap().eval().unwrap();
                 encode();
-                let before = memory::active_bytes().unwrap();
+                let before = memory::settled_bytes().unwrap();
                 memory::reset_peak().unwrap();
                 encode();
                 let measured = memory::peak_bytes().unwrap() - before;
