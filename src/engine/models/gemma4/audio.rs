@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{
     conformer::{Layer, Window},
-    tower::{Embedder, check_layers, check_size},
+    tower::{Embedder, Pace, check_layers, check_size},
 };
 use crate::{
     engine::{
@@ -184,13 +184,15 @@ impl AudioTower {
         let (subsampled, valid) = self.subsample_all(recordings)?;
         let tokens = subsampled.dim(1);
         let mut hidden = self.input_proj_linear.forward(&subsampled)?;
+        let mut pace = Pace::default();
+        if !self.on_cpu {
+            pace.next(&hidden)?;
+        }
         let places = self.config.window().places(&valid, tokens, mask(&valid, tokens, 3));
         for layer in &self.layers {
             hidden = layer.forward(&hidden, &places)?;
-            if self.on_cpu {
-                // MLX keeps what a graph on the CPU has computed until all of it is.
-                hidden.eval()?;
-            }
+            // MLX keeps what a graph on the CPU has computed until all of it is.
+            if self.on_cpu { hidden.eval()? } else { pace.next(&hidden)? }
         }
         if let Some(output_proj) = &self.output_proj {
             hidden = output_proj.forward(&hidden)?;

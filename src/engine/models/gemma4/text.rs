@@ -10,9 +10,13 @@ use super::{
 use crate::engine::{
     EngineError,
     cache::{Cache, LayerLayout, Step},
-    ffi,
+    device, ffi,
     weights::{Loader, WeightError},
 };
+
+/// On NVIDIA's GPUs MLX gives back what a graph of up to a hundred operations has computed when all of it is done: so many
+/// times what is needed at once, measured with the sizes of E2B.
+const LAYERS_IN_GRAPH: u64 = 4;
 
 pub struct TextModel {
     embed_tokens: Embedding,
@@ -22,6 +26,7 @@ pub struct TextModel {
     output: Output,
     config: TextConfig,
     sizes: Vec<LayerSizes>,
+    on_cpu: bool,
 }
 
 /// For each layer some numbers that depend on the token and on the hidden state that goes into the first layer.
@@ -66,6 +71,7 @@ impl TextModel {
             output: Output::load(loader, config.tie_word_embeddings, hidden, config.vocab_size)?,
             config: config.clone(),
             sizes,
+            on_cpu: device::is_cpu()?,
         })
     }
 
@@ -129,7 +135,7 @@ impl TextModel {
             .sum();
         let numbers = 8 * config.hidden_size + attention + mlp + per_layer + mixture + kept;
         Scratch {
-            prefill_bytes_per_token: dtype_bytes * numbers as u64,
+            prefill_bytes_per_token: dtype_bytes * numbers as u64 * if self.on_cpu { 1 } else { LAYERS_IN_GRAPH },
             // Scores and their softmax.
             prefill_bytes_per_pair: heads as u64 * 4 * 2,
             bytes_per_slot: 0,

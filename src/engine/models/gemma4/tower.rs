@@ -1,6 +1,6 @@
 //! What both towers share.
 
-use mlx_rs::{Array, Dtype, fast};
+use mlx_rs::{Array, Dtype, fast, transforms};
 
 use super::super::{LAYERS_MAX, Linear, SIZE_MAX};
 use crate::engine::{
@@ -28,6 +28,25 @@ pub fn check_layers(name: &str, layers: usize) -> Result<(), WeightError> {
 pub fn rms_norm_float32(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array, EngineError> {
     let weight = weight.map(|weight| weight.as_dtype(Dtype::Float32)).transpose()?;
     Ok(fast::rms_norm(x.as_dtype(Dtype::Float32)?, weight.as_ref(), eps)?.as_dtype(x.dtype())?)
+}
+
+/// What a tower computes on a GPU, piece by piece: one is built while the one before it is computed, and no more.
+///
+/// On NVIDIA's GPUs MLX gives back what a graph of up to a hundred operations has computed when all of it is done, and a tower's
+/// results are large.
+#[derive(Default)]
+pub struct Pace {
+    underway: Option<Array>,
+}
+
+impl Pace {
+    pub fn next(&mut self, hidden: &Array) -> Result<(), EngineError> {
+        transforms::async_eval([hidden])?;
+        if let Some(before) = self.underway.replace(hidden.clone()) {
+            before.eval()?;
+        }
+        Ok(())
+    }
 }
 
 /// What a tower gives into the text model's hidden states: `projection(x / rms(x))`, (…, tower) -> (…, text hidden).

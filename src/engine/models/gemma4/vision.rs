@@ -5,14 +5,14 @@
 use mlx_rs::{
     Array, Dtype,
     fast::{self, ScaledDotProductAttentionMask},
-    ops,
+    ops, transforms,
 };
 use serde::Deserialize;
 
 use super::{
     super::{RmsNorm, SIZE_MAX, layers::gelu_tanh},
     clipped::ClippedLinear,
-    tower::{Embedder, check_layers, check_size, rms_norm_float32},
+    tower::{Embedder, Pace, check_layers, check_size, rms_norm_float32},
 };
 use crate::{
     engine::{
@@ -136,15 +136,18 @@ impl VisionConfig {
         let of_heads = heads * head_dim;
         let pixels = (CHANNELS * self.patch_size * self.patch_size) as u64;
         // An MLP's, or queries, keys and values as they are turned; on the CPU in float32, whatever they come from.
-        let states = (4 * middle + 4 * hidden + head_dim).max(15 * of_heads + 3 * head_dim);
-        let state_bytes = if device == Compute::Gpu { dtype_bytes } else { 4 };
+        let (states, state_bytes) = match device {
+            // Of half a layer, the half before it, and what is not given back yet of the one before that.
+            Compute::Gpu => (6 * middle + 48 * of_heads, dtype_bytes),
+            Compute::Cpu | Compute::Host => ((4 * middle + 4 * hidden + head_dim).max(15 * of_heads + 3 * head_dim), 4),
+        };
         let states = (states * state_bytes).max(2 * 4 * pixels + 4 * hidden * state_bytes);
         let (attention, pair) = match device {
             // A head at a time.
             Compute::Host => (4 * 8 * of_heads, 4),
             Compute::Cpu => (dtype_bytes * (14 * of_heads + head_dim), dtype_bytes * heads),
-            // Heads larger than those that the GPU's own attention takes have their scores stored.
-            Compute::Gpu if self.head_dim > FUSED_HEAD_DIMS[2] => (dtype_bytes * 14 * of_heads, 2 * 4 * heads),
+            // The GPU's own attention takes neither larger heads nor float32: scores are stored.
+            Compute::Gpu if dtype_bytes == 4 || self.head_dim > FUSED_HEAD_DIMS[2] => (dtype_bytes * 27 * of_heads, 4 * heads),
             Compute::Gpu => (0, 0),
         };
         let patches_per_token = (self.pooling_kernel_size * self.pooling_kernel_size) as u64;
@@ -228,8 +231,9 @@ impl VisionTower {
         let mut hidden = self.embed(images)?;
         let counts: Vec<i32> = images.iter().map(ImagePatches::patches).collect();
         let rope = self.rope(images)?;
+        let mut pace = Pace::default();
         for layer in &self.layers {
-            hidden = layer.forward(&hidden, &rope, &counts, self.device)?;
+            hidden = layer.forward(&hidden, &rope, &counts, self.device, &mut pace)?;
         }
         let tokens = self.embedder.forward(&self.pool(&hidden, images)?)?;
         if self.device != Compute::Gpu {
@@ -336,14 +340,26 @@ struct Layer {
 }
 
 impl Layer {
-    fn forward(&self, x: &Array, rope: &(Array, Array), counts: &[i32], device: Compute) -> Result<Array, EngineError> {
+    fn forward(
+        &self,
+        x: &Array,
+        rope: &(Array, Array),
+        counts: &[i32],
+        device: Compute,
+        pace: &mut Pace,
+    ) -> Result<Array, EngineError> {
         let attended = self.self_attn.forward(&self.input_layernorm.forward(x)?, rope, counts, device)?;
         let hidden = x.add(self.post_attention_layernorm.forward(&attended)?)?;
+        if device == Compute::Gpu {
+            pace.next(&hidden)?;
+        }
         let fed = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&hidden)?, device)?;
         let hidden = hidden.add(self.post_feedforward_layernorm.forward(&fed)?)?;
-        if device != Compute::Gpu {
-            // MLX keeps what a graph on the CPU has computed until all of it is.
-            hidden.eval()?;
+        // MLX keeps what a graph on the CPU has computed until all of it is.
+        if device == Compute::Gpu {
+            pace.next(&hidden)?
+        } else {
+            hidden.eval()?
         }
         Ok(hidden)
     }
@@ -373,7 +389,7 @@ impl Attention {
         let keys = turn(&rms_norm_float32(&keys, Some(&self.k_norm.weight), self.k_norm.eps)?, rope)?;
         let values = rms_norm_float32(&values, None, HEAD_NORM_EPS)?;
         if device != Compute::Gpu {
-            mlx_rs::transforms::eval([&queries, &keys, &values])?;
+            transforms::eval([&queries, &keys, &values])?;
         }
         let mut attended = Vec::new();
         let mut start = 0;
