@@ -81,7 +81,7 @@ impl FakeModel {
         self.alphabet.get(index).copied().unwrap_or(0)
     }
 
-    /// What it samples, the likeliest first, each with the log-probability that [`sample`](Self::sample) gives it after any history.
+    /// What it samples, the likeliest first, each with the log-probability that it has after any history.
     pub fn likeliest(&self) -> Vec<TokenLogprob> {
         let stop = if self.stop_one_in == 0 { 0.0 } else { 1.0 / f64::from(self.stop_one_in) };
         let alphabet = if self.alphabet.is_empty() { &[0][..] } else { &self.alphabet };
