@@ -100,12 +100,12 @@ fn corners() {
     // A certain token, of which rounding must not make more than that; and tokens that cannot be.
     let mut certain = vec![f32::NEG_INFINITY; 50];
     (certain[7], certain[9]) = (33.333_332, -3.0);
-    let own = given(&array(&[certain.clone()]), &[7], &[Some(3)]).remove(0).unwrap();
+    let own = given(&array(std::slice::from_ref(&certain)), &[7], &[Some(3)]).remove(0).unwrap();
     check(&certain, 7, &own);
     assert_eq!(own.top.iter().map(|token| token.token_id).collect::<Vec<_>>(), [7, 9, 0]);
     // All alike, and fewer than asked for.
     let few = vec![1.5f32; 6];
-    let own = given(&array(&[few.clone()]), &[4], &[Some(20)]).remove(0).unwrap();
+    let own = given(&array(std::slice::from_ref(&few)), &[4], &[Some(20)]).remove(0).unwrap();
     check(&few, 4, &own);
     assert_eq!(own.top.len(), 6);
     assert_eq!(own.bytes(), 7 * 8);

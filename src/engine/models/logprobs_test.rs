@@ -190,7 +190,8 @@ fn planted_faults_turn_the_gate_red() {
         logits.iter_mut().filter(|logit| **logit < sorted[count - 1]).for_each(|logit| *logit = f32::NEG_INFINITY);
     };
     let penalized = stream.tokens[0] as usize;
-    let faults: [(&str, &dyn Fn(&mut Vec<f32>)); 5] = [
+    type Fault<'a> = (&'static str, &'a dyn Fn(&mut Vec<f32>));
+    let faults: [Fault<'_>; 5] = [
         ("after the temperature", &|logits| logits.iter_mut().for_each(|logit| *logit /= 0.99)),
         ("after top-k", &|logits| kept(logits, 100)),
         ("after a penalty", &|logits| logits[penalized] -= 5e-4),
