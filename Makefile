@@ -39,6 +39,7 @@ test-models: setup fixtures ## all tests, with SmolLM2, Whisper tiny.en and base
 goldens: fixtures smollm2 whisper ## have mlx-lm, mlx-vlm and mlx-whisper compute goldens/ again; review the difference like code
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES) goldens/models
 	$(PYTHON) fixtures/make_goldens.py $(FIXTURES)/gguf goldens/gguf
+	$(PYTHON) fixtures/make_logprobs_goldens.py fixtures/checkpoints goldens/logprobs
 	$(PYTHON) fixtures/make_whisper_goldens.py $(FIXTURES)/speech goldens/whisper
 	$(PYTHON) fixtures/make_gemma4_goldens.py $(FIXTURES)/gemma4 goldens/gemma4
 	$(PYTHON) fixtures/whisper_golden.py $(MODELS)/whisper-tiny.en goldens/whisper-tiny.en.json

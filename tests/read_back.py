@@ -24,6 +24,8 @@ SEGMENT = pa.struct([
     pa.field("no_speech_prob", pa.float32(), False),
     pa.field("temperature", pa.float32(), False),
 ])
+LIKELY = [pa.field("token_id", pa.uint32(), False), pa.field("logprob", pa.float32(), False)]
+LOGPROB = pa.struct([*LIKELY, pa.field("top", pa.list_(pa.field("item", pa.struct(LIKELY), False)), False)])
 # Name, type, nullable; in the order of the file. docs/output.md is the reference.
 COLUMNS = [
     ("id", pa.string(), False),
@@ -55,6 +57,7 @@ COLUMNS = [
     ("rows_in_batch", pa.float64(), True),
     ("started_at", pa.timestamp("us", tz="UTC"), True),
     ("token_ids", pa.list_(pa.field("item", pa.uint32(), False)), True),
+    ("logprobs", pa.list_(pa.field("item", LOGPROB, False)), True),
     ("reference", pa.string(), True),
     ("wer", pa.float64(), True),
     ("cer", pa.float64(), True),
@@ -100,6 +103,7 @@ def check_rows(table):
             assert (row[name] is not None) == ok, row
         assert row["finish_reason"] in (None, "stop", "length"), row
         check_heard(row)
+        check_logprobs(row, ok)
         check_score(row, ok)
     return rows
 
@@ -111,6 +115,14 @@ def check_heard(row):
     for segment in row["segments"] or []:
         assert 0 <= segment["start"] <= segment["end"] and segment["text"], row
         assert 0 <= segment["no_speech_prob"] <= 1 and segment["temperature"] >= 0, row
+
+
+def check_logprobs(row, ok):
+    logprobs = row["logprobs"]
+    assert logprobs is None or ok and len(logprobs) == row["completion_tokens"], row
+    assert logprobs is None or row.get("token_ids", ids := [token["token_id"] for token in logprobs]) == ids, row
+    for token in logprobs or []:
+        assert token["logprob"] <= 0 and len(token["top"]) == len(logprobs[0]["top"]), row
 
 
 def check_score(row, ok):
@@ -176,6 +188,13 @@ def main():
     """).fetchall()
     expected = [(row["row"], *segment.values()) for row in rows for segment in row["segments"] or []]
     assert sorted(segments) == sorted(expected), "DuckDB sees other segments"
+    tops = connection.sql(f"""
+        SELECT row, token.token_id, unnest(token.top, recursive := true)
+        FROM (SELECT row, unnest(logprobs) AS token FROM read_parquet('{folder}/part-*.parquet'))
+    """).fetchall()
+    tokens = [(row["row"], token) for row in rows for token in row["logprobs"] or []]
+    expected = [(row, token["token_id"], *likely.values()) for row, token in tokens for likely in token["top"]]
+    assert sorted(tops) == sorted(expected), "DuckDB sees other log-probabilities"
     names = ["word_errors", "reference_words", "character_errors", "reference_characters"]
     sums = ", ".join(f"coalesce(sum({name}), 0)" for name in names)
     totals = connection.sql(f"SELECT {sums} FROM read_parquet('{folder}/part-*.parquet')").fetchall()[0]

@@ -14,12 +14,12 @@
 //! - What a row may claim is checked, not what it is owed: a scheduler that lets a row wait for ever is not found out here.
 //! - A row that a stop string ends, or that was cancelled, looks to the engine like one that goes on, so its release is believed.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::{Engine, EngineError, SpeechScore};
+use super::{Engine, EngineError, Logprobs, SpeechScore, TokenLogprob, logprobs};
 use crate::schedule::{
     Admission, Decode, EncodePrice, FinishReason, IN_FLIGHT_MAX, Limits, MediaLoad, Medium, Plan, Prefill, Price, Release, Request,
     Reuse, Sampled, SequenceId,
@@ -79,6 +79,21 @@ impl FakeModel {
         }
         let index = (bits & 0xffff_ffff) as usize % self.alphabet.len().max(1);
         self.alphabet.get(index).copied().unwrap_or(0)
+    }
+
+    /// What it samples, the likeliest first, each with the log-probability that it has after any history.
+    pub fn likeliest(&self) -> Vec<TokenLogprob> {
+        let stop = if self.stop_one_in == 0 { 0.0 } else { 1.0 / f64::from(self.stop_one_in) };
+        let alphabet = if self.alphabet.is_empty() { &[0][..] } else { &self.alphabet };
+        let mut chances = BTreeMap::from([(self.stop_token, stop)]);
+        for &token in alphabet {
+            *chances.entry(token).or_insert(0.0) += (1.0 - stop) / alphabet.len() as f64;
+        }
+        chances.retain(|_, chance| *chance > 0.0);
+        let logprob = |(token_id, chance): (u32, f64)| TokenLogprob { token_id, logprob: chance.ln().min(0.0) as f32 };
+        let mut tokens: Vec<_> = chances.into_iter().map(logprob).collect();
+        logprobs::sort(&mut tokens);
+        tokens
     }
 
     /// What a row gives, told from its request alone: the oracle for every schedule.
@@ -229,6 +244,8 @@ struct Slot {
     step: Option<u64>,
     /// Its last token was collected.
     ended: bool,
+    /// Of the tokens collected, where the row asks.
+    logprobs: Option<Logprobs>,
 }
 
 /// A step launched and not yet collected: the slots it computes, and its tokens.
@@ -242,6 +259,7 @@ struct Step {
 #[derive(Debug)]
 pub struct FakeEngine {
     model: FakeModel,
+    likeliest: Vec<TokenLogprob>,
     limits: Option<Limits>,
     /// By slot.
     slots: Vec<Option<Slot>>,
@@ -252,7 +270,8 @@ pub struct FakeEngine {
 
 impl FakeEngine {
     pub fn new(model: FakeModel) -> Self {
-        Self { model, limits: None, slots: Vec::new(), in_flight: VecDeque::with_capacity(IN_FLIGHT_MAX), step: 0 }
+        let (likeliest, in_flight) = (model.likeliest(), VecDeque::with_capacity(IN_FLIGHT_MAX));
+        Self { model, likeliest, limits: None, slots: Vec::new(), in_flight, step: 0 }
     }
 
     /// From now on plans must keep to `limits` too: budget, rows, chunks, prompt tokens and rows of a step's prefill.
@@ -328,6 +347,7 @@ impl FakeEngine {
         if let Some(owner) = place {
             return Err(Fault::SlotTaken { sequence, slot, owner: owner.request.sequence.0 });
         }
+        let asked = request.generation.logprobs.filter(|_| request.window.is_none());
         *place = Some(Slot {
             request: Arc::clone(request),
             filled: copied,
@@ -337,6 +357,7 @@ impl FakeEngine {
             in_flight: 0,
             step: None,
             ended: false,
+            logprobs: asked.map(|top_k| Logprobs::new(self.likeliest.len().min(top_k as usize))),
         });
         Ok(())
     }
@@ -554,6 +575,10 @@ impl Engine for FakeEngine {
                 row.in_flight -= 1;
                 row.collected += 1;
                 row.ended |= row.collected == row.request.max_tokens || row.request.stop_tokens.contains(&sampled.token);
+                let own = self.likeliest.iter().find(|own| own.token_id == sampled.token);
+                if let (Some(logprobs), Some(own)) = (&mut row.logprobs, own) {
+                    logprobs.push(*own, &self.likeliest);
+                }
             }
             sampled
         });
@@ -563,6 +588,10 @@ impl Engine for FakeEngine {
     fn speech(&self, sequence: SequenceId) -> Option<SpeechScore> {
         let mut rows = self.slots.iter().flatten();
         rows.any(|row| row.request.sequence == sequence && row.request.window.is_some()).then(SpeechScore::default)
+    }
+
+    fn take_logprobs(&mut self, sequence: SequenceId) -> Option<Logprobs> {
+        self.slots.iter_mut().flatten().find(|row| row.request.sequence == sequence)?.logprobs.take()
     }
 }
 

@@ -50,3 +50,29 @@ fn a_history_is_the_prompt_the_seed_and_every_token() {
     let silent = FakeModel { alphabet: Vec::new(), stop_one_in: 0, ..FakeModel::bytes() };
     assert_eq!(silent.completion(&request(1, 3, &[])), (vec![0, 0, 0], FinishReason::Length));
 }
+
+#[test]
+fn tokens_come_as_often_as_their_log_probabilities_say() {
+    let model = FakeModel::bytes();
+    let likeliest = model.likeliest();
+    let whole: f64 = likeliest.iter().map(|token| f64::from(token.logprob).exp()).sum();
+    assert!((whole - 1.0).abs() < 1e-6, "{whole}");
+    assert!(likeliest.is_sorted_by(|a, b| a.logprob > b.logprob || (a.logprob == b.logprob && a.token_id < b.token_id)));
+    let (mut seen, mut counts) = (0.0, BTreeMap::new());
+    for seed in 0..40 {
+        for token in model.completion(&request(seed, 1000, &[])).0 {
+            *counts.entry(token).or_insert(0.0) += 1.0;
+            seen += 1.0;
+        }
+    }
+    assert!(counts.keys().all(|token| likeliest.iter().any(|other| other.token_id == *token)));
+    for TokenLogprob { token_id, logprob } in likeliest {
+        let expected: f64 = seen * f64::from(logprob).exp();
+        let count: f64 = counts.get(&token_id).copied().unwrap_or(0.0);
+        assert!((count - expected).abs() < 5.0 * expected.sqrt(), "{token_id}: {count} times, {expected} expected");
+    }
+    let silent = FakeModel { alphabet: Vec::new(), stop_one_in: 0, ..FakeModel::bytes() };
+    assert_eq!(silent.likeliest(), [TokenLogprob { token_id: 0, logprob: 0.0 }]);
+    let mute = FakeModel { stop_one_in: 1, ..FakeModel::bytes() };
+    assert_eq!(mute.likeliest(), [TokenLogprob { token_id: FakeModel::BYTES_STOP_TOKEN, logprob: 0.0 }]);
+}

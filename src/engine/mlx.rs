@@ -16,8 +16,9 @@ use super::{
     cache::{Cache, Chunk, Step},
     device::{self, WeightForm},
     ffi, host,
+    logprobs::{Logprobs, StepLogprobs},
     models::{self, Model},
-    price, reason,
+    on_host, price, reason,
     sample::{self, SampleRow},
     soft::{self, SoftPass, SoftPrompt},
     speech::{self, SpeechRow},
@@ -62,6 +63,8 @@ struct Sequence {
     request: Arc<Request>,
     /// Tokens collected so far.
     tokens: Vec<u32>,
+    /// Of these, where the row asks.
+    logprobs: Option<Logprobs>,
     speech: SpeechScore,
     /// Until its prompt is computed.
     soft: SoftPrompt,
@@ -81,8 +84,10 @@ struct Launched {
 /// What a step sampled, (rows) each.
 struct Chosen {
     tokens: Array,
-    /// Of a speech model.
-    logprobs: Option<Array>,
+    /// Of the rows that ask.
+    logprobs: Option<StepLogprobs>,
+    /// Log-probabilities of a speech model's tokens.
+    speech: Option<Array>,
 }
 
 impl MlxEngine {
@@ -215,10 +220,10 @@ impl MlxEngine {
         }
         for admission in &plan.admitted {
             let request = admission.request.clone();
-            self.sequences.insert(
-                request.sequence,
-                Sequence { request, tokens: Vec::new(), speech: SpeechScore::default(), soft: SoftPrompt::new() },
-            );
+            let logprobs = request.generation.logprobs.filter(|_| request.window.is_none());
+            let logprobs = logprobs.map(|top_k| Logprobs::new(top_k.min(self.model.vocabulary()) as usize));
+            let (speech, soft) = (SpeechScore::default(), SoftPrompt::new());
+            self.sequences.insert(request.sequence, Sequence { request, tokens: Vec::new(), logprobs, speech, soft });
         }
         if self.cache.layout() != (plan.slots as i32, plan.slot_tokens as i32) {
             self.wait()?;
@@ -352,7 +357,10 @@ impl MlxEngine {
             // every cache write a copy. The graph is built meanwhile all the same.
             self.wait()?;
         }
-        let of_chosen = chosen.iter().flat_map(|chosen| [Some(&chosen.tokens), chosen.logprobs.as_ref()]).flatten();
+        let of_chosen = chosen.iter().flat_map(|chosen| {
+            let logprobs = chosen.logprobs.iter().flat_map(StepLogprobs::arrays);
+            [Some(&chosen.tokens), chosen.speech.as_ref()].into_iter().flatten().chain(logprobs)
+        });
         let of_starts = no_speech.iter().map(|(_, probability)| probability);
         // The hidden states too: where nothing is sampled, kernels that write into the cache have no other outcome.
         transforms::async_eval(self.cache.arrays().chain([&self.newest, &hidden]).chain(of_chosen).chain(of_starts))?;
@@ -478,7 +486,9 @@ impl MlxEngine {
                 newest: missing.then_some(slot),
             })
             .collect();
-        Ok(Chosen { tokens: sample::sample(logits, &rows, Some(&self.newest))?, logprobs: None })
+        let tokens = sample::sample(logits, &rows, Some(&self.newest))?;
+        let logprobs = StepLogprobs::of(logits, &tokens, rows.iter().map(|row| row.generation.logprobs))?;
+        Ok(Chosen { tokens, logprobs, speech: None })
     }
 
     /// [`MlxEngine::sample`] for a speech model.
@@ -503,7 +513,7 @@ impl MlxEngine {
             });
         }
         let speech::Chosen { tokens, logprobs } = speech::choose(logits, &rows, &self.newest)?;
-        Ok(Chosen { tokens, logprobs: Some(logprobs) })
+        Ok(Chosen { tokens, logprobs: None, speech: Some(logprobs) })
     }
 
     /// Waits for what was launched last.
@@ -549,17 +559,20 @@ impl Engine for MlxEngine {
                 }
             }
         }
-        let Some(Chosen { tokens, logprobs }) = launched.chosen else { return Ok(Vec::new()) };
+        let Some(Chosen { tokens, logprobs, speech }) = launched.chosen else { return Ok(Vec::new()) };
         let since = Instant::now();
         let tokens = on_host::<i32>(&tokens)?;
         self.waited.set(self.waited.get() + since.elapsed());
-        let logprobs = logprobs.as_ref().map(on_host::<f32>).transpose()?;
+        let speech = speech.as_ref().map(on_host::<f32>).transpose()?;
         let mut sampled = Vec::with_capacity(launched.order.len());
         for (sequence, place) in launched.order {
             let token = tokens[place] as u32;
             if let Some(own) = self.sequences.get_mut(&sequence) {
                 own.tokens.push(token);
-                own.speech.sum_logprob += logprobs.map_or(0.0, |logprobs| logprobs[place]);
+                own.speech.sum_logprob += speech.map_or(0.0, |logprobs| logprobs[place]);
+                if let (Some(of_step), Some(logprobs)) = (&logprobs, &mut own.logprobs) {
+                    of_step.add_to(place, logprobs)?;
+                }
             }
             sampled.push(Sampled { sequence, token, stop_string: false });
         }
@@ -569,6 +582,10 @@ impl Engine for MlxEngine {
     fn speech(&self, sequence: SequenceId) -> Option<SpeechScore> {
         let row = self.sequences.get(&sequence)?;
         row.request.window.is_some().then_some(row.speech)
+    }
+
+    fn take_logprobs(&mut self, sequence: SequenceId) -> Option<Logprobs> {
+        self.sequences.get_mut(&sequence)?.logprobs.take()
     }
 }
 
@@ -580,10 +597,4 @@ fn empty_cache(model: &dyn Model, dtype: Dtype, on_gpu: bool) -> Result<Cache, E
         Some(encoder) => cache.with_cross(encoder.cross_layout()),
         None => Ok(cache),
     }
-}
-
-/// Waits for an array's numbers.
-fn on_host<T: mlx_rs::ArrayElement>(array: &Array) -> Result<&[T], EngineError> {
-    array.eval()?;
-    array.try_as_slice::<T>().map_err(|error| EngineError::Mlx(reason(&error)))
 }

@@ -6,6 +6,7 @@ mod device;
 pub mod fake;
 mod ffi;
 mod host;
+mod logprobs;
 pub mod memory;
 mod mlx;
 mod models;
@@ -17,11 +18,13 @@ mod weights;
 
 pub use device::{WeightForm, device_memory};
 pub use ffi::{mlx_version, prepare_environment};
+pub use logprobs::{Logprobs, TokenLogprob};
 pub use mlx::{MlxEngine, MlxOptions};
 pub use models::encode_prices;
 pub use price::encoded_at_once;
 pub use weights::WeightError;
 
+use mlx_rs::{Array, ArrayElement};
 use thiserror::Error;
 
 use crate::schedule::{Plan, Price, Sampled, SequenceId};
@@ -48,6 +51,10 @@ pub trait Engine {
     /// What the model thought of a recording's window and of the tokens collected for it; none of a row that has no window, or that
     /// a launched plan has released.
     fn speech(&self, sequence: SequenceId) -> Option<SpeechScore>;
+
+    /// Hands over the log-probabilities of the tokens collected for a row that asks for them (`Generation::logprobs`); none of any
+    /// other row, of one that has a window, or of one that a launched plan has released.
+    fn take_logprobs(&mut self, sequence: SequenceId) -> Option<Logprobs>;
 }
 
 /// What suits a device.
@@ -80,6 +87,12 @@ impl From<mlx_rs::error::Exception> for EngineError {
     fn from(error: mlx_rs::error::Exception) -> Self {
         Self::Mlx(reason(&error))
     }
+}
+
+/// Waits for an array's numbers.
+fn on_host<T: ArrayElement>(array: &Array) -> Result<&[T], EngineError> {
+    array.eval()?;
+    array.try_as_slice::<T>().map_err(|error| EngineError::Mlx(reason(&error)))
 }
 
 /// What MLX says of a failure, without the places in its sources that follow.

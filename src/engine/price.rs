@@ -14,6 +14,10 @@ pub fn encoded_at_once(on_gpu: bool) -> usize {
     if on_gpu { 8 } else { 1 }
 }
 
+/// What a row that asks for log-probabilities takes for each token of the vocabulary: its logits negated, in float32, and their
+/// order.
+pub const LOGPROBS_BYTES: u64 = 8;
+
 /// With keys and values of `dtype`. `greedy` where no row is sampled but by its likeliest token.
 pub fn of(model: &dyn Model, dtype: Dtype, on_gpu: bool, greedy: bool) -> Price {
     let bytes = if dtype == Dtype::Float32 { 4 } else { 2 };
@@ -23,7 +27,8 @@ pub fn of(model: &dyn Model, dtype: Dtype, on_gpu: bool, greedy: bool) -> Price 
     let logit_bytes = match (greedy, on_gpu) {
         (true, true) => 2 * bytes,
         (true, false) => bytes,
-        (false, _) => 16,
+        (false, _) if model.encoder().is_some() => 16,
+        (false, _) => 16 + LOGPROBS_BYTES,
     };
     let mut price = Price {
         full_bytes_per_token: 0,

@@ -41,6 +41,7 @@ impl Job {
         toml.prompt(&self.prompt);
         toml.table("generation");
         toml.generation(&self.generation);
+        toml.logprobs(self.generation.logprobs);
 
         toml.table("batching");
         toml.value("rows", self.batching.rows);
@@ -73,7 +74,8 @@ impl Job {
     /// and which columns are kept. Not among them: the manifest (each row has the hash of its own input), the output, the device,
     /// and how rows are batched and written.
     ///
-    /// What is said of recordings counts where it is not the default, so that results from before recordings were read still go on.
+    /// What is said of recordings and log-probabilities counts where it is not the default, so that results from before there were
+    /// any still go on.
     pub fn settings_hash(&self) -> u64 {
         let mut toml = Toml("mlxbatch settings 1\n".to_owned());
         toml.text("model", &self.model.path);
@@ -82,6 +84,9 @@ impl Job {
         toml.content_columns(&self.input.columns);
         toml.prompt(&self.prompt);
         toml.generation(&self.generation);
+        if self.generation.logprobs.is_some() {
+            toml.logprobs(self.generation.logprobs);
+        }
         toml.row_results(&self.results);
         let Columns { audio, image, language, .. } = &self.input.columns;
         for (role, name) in [("audio", audio), ("image", image), ("language", language)] {
@@ -165,6 +170,7 @@ impl Toml {
             stop_token_ids,
             ignore_eos,
             seed,
+            logprobs: _,
         } = generation;
         self.value("max_tokens", max_tokens);
         self.number("temperature", *temperature);
@@ -181,6 +187,13 @@ impl Toml {
         self.value("stop_token_ids", format_args!("[{}]", ids.join(", ")));
         self.value("ignore_eos", ignore_eos);
         self.value("seed", seed);
+    }
+
+    fn logprobs(&mut self, top_k: Option<u32>) {
+        match top_k {
+            Some(top_k) => self.value("logprobs", top_k),
+            None => self.value("logprobs", false),
+        }
     }
 
     fn audio(&mut self, audio: &Audio) {

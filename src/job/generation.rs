@@ -31,6 +31,8 @@ pub struct Generation {
     /// Goes on past the model's own end tokens, for measuring.
     pub ignore_eos: bool,
     pub seed: u64,
+    /// Log-probabilities go into the results: of the tokens sampled, and of so many of the likeliest in their places.
+    pub logprobs: Option<u32>,
 }
 
 impl Default for Generation {
@@ -50,12 +52,15 @@ impl Default for Generation {
             stop_token_ids: Vec::new(),
             ignore_eos: false,
             seed: 0,
+            logprobs: None,
         }
     }
 }
 
 const TOKENS_MAX: u32 = 10_000_000;
 const TOP_K_MAX: u32 = 1_000_000;
+/// As many as OpenAI's and vLLM's interfaces give.
+const LOGPROBS_MAX: u32 = 20;
 const LOGIT_BIAS_COUNT_MAX: usize = 4096;
 const STOP_COUNT_MAX: usize = 64;
 const STOP_BYTES_MAX: usize = 1024;
@@ -64,7 +69,7 @@ const STOP_TOKEN_IDS_MAX: usize = 1024;
 const SEED_MAX: u64 = i64::MAX as u64;
 
 /// Each key of `[generation]`, in the order of the struct.
-pub(super) const KEYS: [&str; 14] = [
+pub(super) const KEYS: [&str; 15] = [
     "max_tokens",
     "temperature",
     "top_p",
@@ -79,10 +84,11 @@ pub(super) const KEYS: [&str; 14] = [
     "stop_token_ids",
     "ignore_eos",
     "seed",
+    "logprobs",
 ];
 
 /// Keys whose capability comes later.
-pub(super) const KEYS_LATER: [&str; 4] = ["xtc_probability", "xtc_threshold", "logprobs", "json_schema"];
+pub(super) const KEYS_LATER: [&str; 3] = ["xtc_probability", "xtc_threshold", "json_schema"];
 
 impl Generation {
     /// Sets the key of that name, one of [`KEYS`]: the one place that knows each key's type and range.
@@ -112,6 +118,7 @@ impl Generation {
             }
             "ignore_eos" => self.ignore_eos = node.boolean()?,
             "seed" => self.seed = node.integer(0..=SEED_MAX)?,
+            "logprobs" => self.logprobs = logprobs(node)?,
             _ => return Err(Fault { found: format!("`{key}`"), ..node.fault(format!("one of {}", KEYS.join(", "))) }),
         }
         Ok(())
@@ -120,6 +127,16 @@ impl Generation {
 
 fn penalty(node: &Node) -> Result<f32, Fault> {
     node.number("a number from -100 to 100 (0 changes nothing)", |penalty| (-100.0..=100.0).contains(&penalty))
+}
+
+fn logprobs(node: &Node) -> Result<Option<u32>, Fault> {
+    match node.value {
+        Value::Boolean(false) => Ok(None),
+        _ => node.integer_u32(0..=LOGPROBS_MAX).map(Some).map_err(|fault| Fault {
+            expected: format!("an integer from 0 to {LOGPROBS_MAX}, or false to leave them out"),
+            ..fault
+        }),
+    }
 }
 
 fn logit_bias(node: &Node) -> Result<BTreeMap<u32, f32>, Fault> {

@@ -63,8 +63,8 @@ fn read(column: &str, value: &Value) -> Node {
         "stop_token_ids" | "logit_bias" => {
             serde_json::from_str::<Value>(trimmed).map_or_else(|_| Node::from_json(value), |value| Node::from_json(&value))
         }
-        "ignore_eos" if trimmed.eq_ignore_ascii_case("true") => Node::from_json(&Value::Bool(true)),
-        "ignore_eos" if trimmed.eq_ignore_ascii_case("false") => Node::from_json(&Value::Bool(false)),
+        "ignore_eos" | "logprobs" if trimmed.eq_ignore_ascii_case("true") => Node::from_json(&Value::Bool(true)),
+        "ignore_eos" | "logprobs" if trimmed.eq_ignore_ascii_case("false") => Node::from_json(&Value::Bool(false)),
         _ => Node::from_cell(trimmed),
     }
 }

@@ -20,6 +20,7 @@ use super::{
     clock::{Clock, milliseconds},
     feed::{Fed, Feed, Next, Pending, Source, Total, Work},
     hear::{Hear, Heard, NextHeard},
+    mode,
     open::{self, Loaded, Model, Words},
     print,
     see::See,
@@ -29,12 +30,12 @@ use super::{
 };
 use crate::{
     args,
-    engine::Engine,
+    engine::{Engine, Logprobs},
     job::Job,
     manifest,
     model::Towers,
     prompt::{Senses, StopStrings, Tokens, final_text, row_seed},
-    report::{Event, EventLog, Progress, ProgressMode, Reporter, Summary, Tally},
+    report::{Event, EventLog, Progress, Reporter, Summary, Tally},
     schedule::{FinishReason, Finished, IN_FLIGHT_MAX, Limits, Plan, Request, Sampled, Scheduler, SequenceId},
     score::{Normalizer, compare},
     sink::{self, Completion, End, Folder, Outcome, PartClosed, Provenance, Row, Stage, Timing},
@@ -163,16 +164,6 @@ pub fn run(args: &args::Run) -> Result<Status> {
         0 => Status::Ok,
         _ => Status::SomeRowsFailed,
     })
-}
-
-fn mode(progress: args::Progress) -> ProgressMode {
-    match progress {
-        args::Progress::Auto => ProgressMode::Auto,
-        args::Progress::Bar => ProgressMode::Bar,
-        args::Progress::Plain => ProgressMode::Plain,
-        args::Progress::Json => ProgressMode::Json,
-        args::Progress::None => ProgressMode::None,
-    }
 }
 
 /// The first SIGINT, SIGTERM or SIGHUP sets the flag, and the run closes its part and ends; the second ends the process at once,
@@ -369,7 +360,7 @@ impl Run<'_> {
                 step_ended_at = now;
                 for finished in scheduler.commit(&plan, &sampled)? {
                     let row = match (&mut self.speech, active.remove(&finished.sequence)) {
-                        (_, Some(row)) => Some(self.finish_row(row, finished, now)),
+                        (_, Some(row)) => Some(self.finish_row(row, engine.take_logprobs(finished.sequence), finished, now)),
                         (Some(speech), None) => {
                             let score = engine.speech(finished.sequence).unwrap_or_default();
                             speech.finished(finished, score, now)
@@ -526,7 +517,7 @@ impl Run<'_> {
         sampled
     }
 
-    fn finish_row(&self, row: Active, finished: Finished, now: Instant) -> Row {
+    fn finish_row(&self, row: Active, logprobs: Option<Logprobs>, finished: Finished, now: Instant) -> Row {
         let Active { mut pending, request, clock, .. } = row;
         let stopped_by_token = finished.reason == FinishReason::Stop
             && finished.tokens.last().is_some_and(|token| request.stop_tokens.contains(token));
@@ -558,6 +549,7 @@ impl Run<'_> {
             cached_tokens: finished.cached_tokens,
             completion_tokens: finished.tokens.len() as u32,
             token_ids: finished.tokens,
+            logprobs,
             timing,
             heard,
             notes: std::mem::take(&mut pending.perceived.notes),

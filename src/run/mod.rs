@@ -28,6 +28,7 @@ use crate::{
     job::JobError,
     manifest::ManifestError,
     prompt::PromptError,
+    report::ProgressMode,
     sink::SinkError,
 };
 
@@ -49,6 +50,17 @@ pub enum Status {
 impl From<Status> for ExitCode {
     fn from(status: Status) -> Self {
         ExitCode::from(status as u8)
+    }
+}
+
+/// How a run shows that it goes on.
+fn mode(progress: args::Progress) -> ProgressMode {
+    match progress {
+        args::Progress::Auto => ProgressMode::Auto,
+        args::Progress::Bar => ProgressMode::Bar,
+        args::Progress::Plain => ProgressMode::Plain,
+        args::Progress::Json => ProgressMode::Json,
+        args::Progress::None => ProgressMode::None,
     }
 }
 

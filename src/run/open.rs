@@ -88,7 +88,7 @@ impl Model {
 
     /// What the job's rows become before the model sees them, and how its tokens become text.
     pub fn words(&self, job: &Job) -> Result<Words> {
-        Ok(match self {
+        let words = match self {
             Self::Fake if holds_recordings(job)? => {
                 let transcriber = Arc::new(Transcriber::fake(job, SPEECH_TOKENS));
                 Words::Recordings { transcriber, bins: FAKE_BINS }
@@ -104,7 +104,17 @@ impl Model {
                 Words::Recordings { transcriber: Arc::new(Transcriber::new(job, tokens, self.context_length())?), bins }
             }
             Self::Files(files) => Words::Prompts(Arc::new(Prompter::new(job, files)?)),
-        })
+        };
+        if matches!(words, Words::Recordings { .. }) && job.generation.logprobs.is_some() {
+            let problem = Problem {
+                place: Place::File(job.file.clone()),
+                key: Some("generation.logprobs".to_owned()),
+                message: "`generation.logprobs` is for generated text, and the job's rows are transcribed".to_owned(),
+                help: Some("remove it: each segment of a transcript has its `avg_logprob`".to_owned()),
+            };
+            return Err(JobError::Problems { file: job.file.clone(), problems: vec![problem], left_off: 0 }.into());
+        }
+        Ok(words)
     }
 
     /// Tells apart models: by configuration, tokenizer and template as they are, by what the weights' headers say, and by samples

@@ -310,6 +310,7 @@ impl SpeechRow {
             cached_tokens: 0,
             completion_tokens,
             token_ids,
+            logprobs: None,
             timing,
             heard: Some(sink::Heard {
                 audio_seconds: ended.audio_seconds,

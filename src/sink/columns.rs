@@ -14,6 +14,7 @@ use super::{
     Completion, Outcome, Row,
     heard::{HeardColumns, ScoreColumns},
     kept::{KeptColumn, KeptType, widen},
+    logprobs::LogprobsColumn,
     schema::{Layout, note_field, token_field},
 };
 use crate::schedule::FinishReason;
@@ -54,6 +55,7 @@ pub(super) struct Columns {
     rows_in_batch: Float64Builder,
     started_at: TimestampMicrosecondBuilder,
     token_ids: ListBuilder<UInt32Builder>,
+    logprobs: LogprobsColumn,
     reference: StringBuilder,
     score: ScoreColumns,
     kept: Vec<KeptColumn>,
@@ -92,6 +94,7 @@ impl Columns {
             rows_in_batch: Float64Builder::new(),
             started_at: TimestampMicrosecondBuilder::new().with_timezone("UTC"),
             token_ids: ListBuilder::new(UInt32Builder::new()).with_field(token_field()),
+            logprobs: LogprobsColumn::default(),
             reference: StringBuilder::new(),
             score: ScoreColumns::default(),
             kept,
@@ -173,6 +176,7 @@ impl Columns {
             self.token_ids.append(true);
             self.bytes += 4 * completion.token_ids.len();
         }
+        self.bytes += self.logprobs.push(completion.logprobs.as_ref());
         self.bytes += completion.text.len();
     }
 
@@ -204,6 +208,7 @@ impl Columns {
         if self.layout.token_ids {
             self.token_ids.append_null();
         }
+        self.logprobs.push(None);
         self.bytes += error.len();
     }
 
@@ -243,6 +248,7 @@ impl Columns {
         if self.layout.token_ids {
             arrays.push(Arc::new(self.token_ids.finish()));
         }
+        arrays.push(Arc::new(self.logprobs.finish()?));
         arrays.push(Arc::new(self.reference.finish()));
         arrays.extend(self.score.finish());
         for (column, kind) in self.kept.iter_mut().zip(kept) {

@@ -96,6 +96,7 @@ pub fn ok_row(row: u64) -> Row {
         cached_tokens: 3,
         completion_tokens: 5,
         token_ids: vec![row as u32, u32::MAX],
+        logprobs: None,
         timing,
         heard: None,
         notes: Vec::new(),

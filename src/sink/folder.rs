@@ -22,7 +22,7 @@ use super::{
     resume::{self, metadata, widen_part},
     schema::{Layout, writer_properties},
 };
-use crate::job::Job;
+use crate::{engine::Logprobs, job::Job};
 
 /// What a part may hold before it closes.
 #[derive(Debug, Clone, Copy)]
@@ -358,7 +358,8 @@ fn row_bytes(row: &Row, layout: &Layout) -> usize {
     let text = match &row.outcome {
         Outcome::Ok(completion) => {
             let segments = completion.heard.as_ref().map_or(0, |heard| segments_bytes(&heard.segments));
-            completion.text.len() + 4 * completion.token_ids.len() + segments + notes_bytes(&completion.notes)
+            let logprobs = completion.logprobs.as_ref().map_or(0, Logprobs::bytes);
+            completion.text.len() + 4 * completion.token_ids.len() + segments + logprobs + notes_bytes(&completion.notes)
         }
         Outcome::Failed { error, .. } => error.len() + row.columns.values().map(value_bytes).sum::<usize>(),
     };

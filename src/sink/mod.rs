@@ -27,6 +27,7 @@ pub(crate) mod fixture;
 mod folder;
 mod heard;
 mod kept;
+mod logprobs;
 mod record;
 mod resume;
 mod schema;
@@ -45,7 +46,7 @@ pub use crate::transcribe::Segment;
 
 use serde_json::{Map, Value};
 
-use crate::score::Score;
+use crate::{engine::Logprobs, score::Score};
 
 /// A row of the results; see docs/output.md for what each column means.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,6 +80,8 @@ pub struct Completion {
     pub cached_tokens: u32,
     pub completion_tokens: u32,
     pub token_ids: Vec<u32>,
+    /// Of these tokens, where the row asked for them.
+    pub logprobs: Option<Logprobs>,
     pub timing: Timing,
     /// Of a row with a recording.
     pub heard: Option<Heard>,

@@ -7,7 +7,7 @@ use parquet::{
     basic::{Compression, Encoding, ZstdLevel},
     file::{
         metadata::KeyValue,
-        properties::{EnabledStatistics, WriterProperties},
+        properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder},
     },
     schema::types::ColumnPath,
 };
@@ -16,11 +16,12 @@ use super::{
     SinkError,
     heard::{segment_field, segment_paths},
     kept::KeptType,
+    logprobs::{logprob_field, logprob_paths},
 };
 use crate::job::Results;
 
 /// Raised when a column changes its name, type or meaning.
-pub const SCHEMA_VERSION: u32 = 2;
+pub const SCHEMA_VERSION: u32 = 3;
 
 /// Rows of a row group, the size that DuckDB reads best.
 const ROW_GROUP_ROWS_MAX: usize = 122_880;
@@ -56,6 +57,7 @@ const COLUMNS: [(&str, Kind, bool); 37] = [
     ("rows_in_batch", Kind::Float, true),
     ("started_at", Kind::Instant, true),
     (TOKEN_IDS, Kind::TokenIds, true),
+    ("logprobs", Kind::Logprobs, true),
     ("reference", Kind::Text, true),
     ("wer", Kind::Float, true),
     ("cer", Kind::Float, true),
@@ -63,13 +65,10 @@ const COLUMNS: [(&str, Kind, bool); 37] = [
     ("word_errors", Kind::Count, true),
     ("reference_characters", Kind::Count, true),
     (LAST, Kind::Count, true),
-    // No manifest column may take its place: it comes with `results.logprobs`.
-    (LOGPROBS, Kind::Later, true),
 ];
 /// Behind it stand the kept columns, and nothing else.
 pub(super) const LAST: &str = "character_errors";
 const TOKEN_IDS: &str = "token_ids";
-const LOGPROBS: &str = "logprobs";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -85,7 +84,7 @@ enum Kind {
     TokenIds,
     Segments,
     Notes,
-    Later,
+    Logprobs,
 }
 
 /// Which columns a run's parts have; the same for all of them.
@@ -114,7 +113,7 @@ impl Layout {
     }
 
     pub fn schema(&self, kept: &[KeptType]) -> Arc<Schema> {
-        let own = COLUMNS.iter().filter(|(_, kind, _)| *kind != Kind::Later && (*kind != Kind::TokenIds || self.token_ids));
+        let own = COLUMNS.iter().filter(|(_, kind, _)| *kind != Kind::TokenIds || self.token_ids);
         let own = own.map(|&(name, kind, nullable)| Field::new(name, kind.data_type(), nullable));
         let kept = self.kept.iter().zip(kept).map(|(name, kind)| Field::new(name, kind.data_type(), true));
         Arc::new(Schema::new(own.chain(kept).collect::<Fields>()))
@@ -129,9 +128,10 @@ impl Kind {
             Kind::Count => DataType::UInt32,
             Kind::Float => DataType::Float64,
             Kind::Instant => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
-            Kind::TokenIds | Kind::Later => DataType::List(token_field()),
+            Kind::TokenIds => DataType::List(token_field()),
             Kind::Segments => DataType::List(segment_field()),
             Kind::Notes => DataType::List(note_field()),
+            Kind::Logprobs => DataType::List(logprob_field()),
         }
     }
 }
@@ -160,12 +160,16 @@ pub(super) fn writer_properties(metadata: Vec<KeyValue>) -> WriterProperties {
             Kind::Number | Kind::Instant => properties
                 .set_column_dictionary_enabled(path.clone(), false)
                 .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED),
-            Kind::Segments => segment_paths()
-                .fold(properties, |properties, path| properties.set_column_dictionary_enabled(ColumnPath::new(path), false)),
-            Kind::Word | Kind::Count | Kind::TokenIds | Kind::Notes | Kind::Later => properties,
+            Kind::Segments => without_dictionary(properties, segment_paths()),
+            Kind::Logprobs => without_dictionary(properties, logprob_paths()),
+            Kind::Word | Kind::Count | Kind::TokenIds | Kind::Notes => properties,
         };
     }
     properties.build()
+}
+
+fn without_dictionary(properties: WriterPropertiesBuilder, paths: impl Iterator<Item = Vec<String>>) -> WriterPropertiesBuilder {
+    paths.fold(properties, |properties, path| properties.set_column_dictionary_enabled(ColumnPath::new(path), false))
 }
 
 #[cfg(test)]
@@ -192,7 +196,7 @@ mod tests {
             let layout = Layout { token_ids, kept: vec!["speaker".into()] };
             let schema = layout.schema(&[KeptType::Integer]);
             assert_eq!(schema.fields().last().unwrap().name(), "speaker");
-            assert_eq!(schema.fields().len(), 36 + usize::from(token_ids));
+            assert_eq!(schema.fields().len(), 37 + usize::from(token_ids));
             assert_eq!(schema.field_with_name("token_ids").is_ok(), token_ids);
         }
     }

@@ -51,6 +51,7 @@ fn every_column_reads_back() {
     rows_in_batch=2.5
     started_at=1700000000080000
     token_ids=[4, 4294967295]
+    logprobs=-
     reference=ref
     wer=-
     cer=-
@@ -91,6 +92,7 @@ fn every_column_reads_back() {
     rows_in_batch=-
     started_at=-
     token_ids=-
+    logprobs=-
     reference=-
     wer=-
     cer=-
@@ -137,6 +139,7 @@ fn every_column_reads_back() {
     rows_in_batch Float64?
     started_at Timestamp(µs, "UTC")?
     token_ids List(non-null UInt32)?
+    logprobs List(non-null Struct("token_id": non-null UInt32, "logprob": non-null Float32, "top": non-null List(non-null Struct("token_id": non-null UInt32, "logprob": non-null Float32))))?
     reference Utf8?
     wer Float64?
     cer Float64?
@@ -190,7 +193,7 @@ fn a_part_tells_where_it_comes_from() {
     let part = ClosedPart::open(&part_files(folder.path()).unwrap()[0]).unwrap();
     let metadata = part.metadata();
     for (key, value) in [
-        ("mlxbatch.schema_version", "2"),
+        ("mlxbatch.schema_version", "3"),
         ("mlxbatch.job_hash", "0000000000000abc"),
         ("mlxbatch.manifest_hash", "m0"),
         ("mlxbatch.model_id", "fake"),
@@ -394,8 +397,8 @@ fn a_record_that_cannot_be_read_is_refused() {
         ("", "EOF"),
         ("{}", "it names no schema_version"),
         (r#"{"schema_version": 99}"#, "it has schema version 99, and mlxbatch"),
-        (r#"{"schema_version": 1, "job": "test"}"#, "it has schema version 1, and mlxbatch"),
-        (r#"{"schema_version": 2, "job": 5}"#, "invalid type"),
+        (r#"{"schema_version": 2, "job": "test"}"#, "it has schema version 2, and mlxbatch"),
+        (r#"{"schema_version": 3, "job": 5}"#, "invalid type"),
         ("[1", "EOF"),
     ] {
         let folder = results_folder();

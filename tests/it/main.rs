@@ -9,6 +9,7 @@ mod commands;
 mod hostile;
 mod jobs;
 mod kill;
+mod logprobs;
 mod manifest;
 mod media_jobs;
 mod model;

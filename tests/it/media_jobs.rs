@@ -246,6 +246,9 @@ fn calibration_text_comes_with_its_token_ids() {
         let ids = row["token_ids"].as_array().unwrap();
         assert_eq!(row["completion_tokens"], ids.len(), "{row}");
         assert!(row["category"].is_string() && !ids.is_empty(), "{row}");
+        let logprobs = row["logprobs"].as_array().unwrap();
+        assert!(logprobs.iter().map(|token| &token["token_id"]).eq(ids), "{row}");
+        assert!(logprobs.iter().all(|token| token["top"].as_array().unwrap().len() == 5), "{row}");
         distinct.extend(ids.iter().map(|id| id.as_u64().unwrap()));
     }
     assert!(distinct.len() > 200, "only {} tokens of 512 were sampled", distinct.len());

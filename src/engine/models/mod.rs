@@ -19,6 +19,8 @@ mod golden_test;
 #[cfg(test)]
 mod kernel_test;
 #[cfg(test)]
+mod logprobs_test;
+#[cfg(test)]
 mod prefix_test;
 #[cfg(test)]
 mod whisper_golden_test;

@@ -88,6 +88,7 @@ fn every_key() {
         stop_token_ids = [2, 0x3]
         ignore_eos = true
         seed = 9223372036854775807
+        logprobs = 20
         [batching]
         rows = 4
         kv_budget = "1.5 GiB"
@@ -153,6 +154,7 @@ fn every_key() {
             stop_token_ids: vec![2, 3],
             ignore_eos: true,
             seed: i64::MAX as u64,
+            logprobs: Some(20),
         },
         batching: Batching {
             rows: 4,
@@ -288,6 +290,8 @@ fn hash_changes_with_what_changes_a_row() {
         "[generation]\nstop_token_ids = [1]",
         "[generation]\nignore_eos = true",
         "[generation]\nseed = 1",
+        "[generation]\nlogprobs = 0",
+        "[generation]\nlogprobs = 5",
         "[results]\ntoken_ids = true",
         "[results]\nkeep_columns = [\"a\"]",
     ];
@@ -359,8 +363,10 @@ fn generation() -> impl Strategy<Value = Generation> {
         prop::collection::vec(any::<u32>(), 0..4),
         prop::collection::btree_map(any::<u32>(), -100.0..=100.0_f32, 0..4),
     );
-    (1..=10_000_000_u32, temperature, filters, penalties, stops, any::<bool>(), 0..=i64::MAX as u64).prop_map(
-        |(max_tokens, temperature, (top_p, top_k, min_p), penalties, (stop, stop_token_ids, logit_bias), ignore_eos, seed)| {
+    let logprobs = prop::option::of(0..=20_u32);
+    (1..=10_000_000_u32, temperature, filters, penalties, stops, (any::<bool>(), logprobs), 0..=i64::MAX as u64).prop_map(
+        |(max_tokens, temperature, (top_p, top_k, min_p), penalties, (stop, stop_token_ids, logit_bias), others, seed)| {
+            let (ignore_eos, logprobs) = others;
             let (repetition_penalty, penalty_context, presence_penalty, frequency_penalty) = penalties;
             Generation {
                 max_tokens,
@@ -377,6 +383,7 @@ fn generation() -> impl Strategy<Value = Generation> {
                 stop_token_ids,
                 ignore_eos,
                 seed,
+                logprobs,
             }
         },
     )

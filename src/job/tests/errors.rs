@@ -540,7 +540,6 @@ fn later_keys_are_refused() {
         ("[batching]\nkv_bits = 8", "batching.kv_bits"),
         ("[batching]\nkv_bits = 4", "batching.kv_bits"),
         ("columns = { video = \"clip\" }", "input.columns.video"),
-        ("[generation]\nlogprobs = 5", "generation.logprobs"),
         ("[generation]\njson_schema = {}", "generation.json_schema"),
         ("[generation]\nxtc_probability = 0.5", "generation.xtc_probability"),
         ("[generation]\nxtc_threshold = 0.1", "generation.xtc_threshold"),

@@ -30,7 +30,7 @@ fn every_key_from_json() {
         "penalty_context": 64,
         "presence_penalty": 1, "frequency_penalty": -1.5, "logit_bias": { "7": -100 }, "stop": ["a", "\n"],
         "stop_token_ids": [1, 2],
-        "ignore_eos": true, "seed": 12_345_678_901_234_u64,
+        "ignore_eos": true, "seed": 12_345_678_901_234_u64, "logprobs": 5,
     });
     assert!(Generation::default().is_overridden_by(&columns(row.clone())));
     let expected = Generation {
@@ -48,6 +48,7 @@ fn every_key_from_json() {
         stop_token_ids: vec![1, 2],
         ignore_eos: true,
         seed: 12_345_678_901_234,
+        logprobs: Some(5),
     };
     assert_eq!(overridden(row.clone()).unwrap(), expected);
 
@@ -69,6 +70,8 @@ fn spellings_of_cells() {
     assert!(overridden(json!({ "ignore_eos": "True" })).unwrap().ignore_eos);
     assert!(!overridden(json!({ "ignore_eos": "FALSE" })).unwrap().ignore_eos);
     assert_eq!(overridden(json!({ "stop_token_ids": "7" })).unwrap().stop_token_ids, [7]);
+    assert_eq!(overridden(json!({ "logprobs": "0" })).unwrap().logprobs, Some(0));
+    assert_eq!(overridden(json!({ "logprobs": 20.0 })).unwrap().logprobs, Some(20));
     assert!(overridden(json!({ "stop_token_ids": [] })).unwrap().stop_token_ids.is_empty());
 }
 
@@ -88,10 +91,13 @@ fn a_row_may_take_back_what_the_job_says() {
         stop: vec!["a".to_owned()],
         logit_bias: BTreeMap::from([(1, 1.0)]),
         temperature: 1.0,
+        logprobs: Some(5),
         ..Generation::default()
     };
-    let row = job.overridden_by(&columns(json!({ "stop": [], "logit_bias": {}, "temperature": 0 }))).unwrap();
-    assert_eq!(row, Generation::default());
+    for off in [json!(false), json!("False")] {
+        let row = json!({ "stop": [], "logit_bias": {}, "temperature": 0, "logprobs": off });
+        assert_eq!(job.overridden_by(&columns(row)).unwrap(), Generation::default());
+    }
 }
 
 #[test]
@@ -114,6 +120,12 @@ fn bad_values() {
             "column `logit_bias` expects token ids, integers from 0 to 4294967295, as its keys, found \"01\"",
         ),
         (json!({ "logit_bias": { "1": 101 } }), "column `logit_bias` expects numbers from -100 to 100 as its values, found 101"),
+        (json!({ "logprobs": 21 }), "column `logprobs` expects an integer from 0 to 20, or false to leave them out, found 21"),
+        (json!({ "logprobs": -1 }), "column `logprobs` expects an integer from 0 to 20, or false to leave them out, found -1"),
+        (
+            json!({ "logprobs": "true" }),
+            "column `logprobs` expects an integer from 0 to 20, or false to leave them out, found true",
+        ),
         (json!({ "stop_token_ids": [-1] }), "column `stop_token_ids` expects an integer from 0 to 4294967295, found -1"),
         (json!({ "stop": vec!["a"; 65] }), "column `stop` expects a string or an array of strings, 64 at most, found 65 of them"),
         (json!({ "json_schema": {} }), "column `json_schema` asks for something that is not yet supported; empty it or rename it"),
