@@ -339,9 +339,8 @@ fn on_a_gpu_rows_have_the_references_tokens() {
         return;
     }
     let (mut equal, mut all) = (0, 0);
-    // MLX's rope for CUDA refuses heads as small as these for more than 64 tokens at once, which images of the others are.
-    for subject in NAMES.into_iter().filter(|name| name.starts_with("e2b")).filter_map(Subject::open) {
-        println!("{}", subject.name);
+    // MLX's rope for CUDA refuses heads of 16 numbers for more than 128 tokens at once, which the others' images are.
+    for subject in ["e2b"].into_iter().filter_map(Subject::open) {
         let mut engine = subject.engine_on(job::Device::Gpu, job::Dtype::Float32);
         let cases: Vec<&String> = subject.golden.cases.keys().collect();
         for rows in [1, 8] {

@@ -137,8 +137,9 @@ impl VisionConfig {
         let pixels = (CHANNELS * self.patch_size * self.patch_size) as u64;
         // An MLP's, or queries, keys and values as they are turned; on the CPU in float32, whatever they come from.
         let (states, state_bytes) = match device {
-            // Of half a layer, the half before it, and what is not given back yet of the one before that.
-            Compute::Gpu => (6 * middle + 48 * of_heads, dtype_bytes),
+            // Of half a layer and the half before it, and what is clipped.
+            Compute::Gpu if self.use_clipped_linears => (6 * middle + 48 * of_heads, dtype_bytes),
+            Compute::Gpu => (4 * middle + 32 * of_heads, dtype_bytes),
             Compute::Cpu | Compute::Host => ((4 * middle + 4 * hidden + head_dim).max(15 * of_heads + 3 * head_dim), 4),
         };
         let states = (states * state_bytes).max(2 * 4 * pixels + 4 * hidden * state_bytes);
