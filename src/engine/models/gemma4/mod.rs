@@ -57,7 +57,7 @@ enum Vision {
 
 /// What hears.
 enum Audio {
-    Tower(AudioTower),
+    Tower(Box<AudioTower>),
     Embedder(AudioEmbedder),
 }
 
@@ -84,7 +84,7 @@ pub fn load(config: &Value, mut loader: Loader) -> Result<Gemma4, WeightError> {
     };
     let audio = match section("audio_config").filter(|_| has(&loader, hearing)) {
         Some(own) if unified => Some(Audio::Embedder(unified::load_audio(&parse(own)?, &mut loader, hidden_size)?)),
-        Some(own) => Some(Audio::Tower(audio::load(&parse(own)?, &mut loader, hidden_size)?)),
+        Some(own) => Some(Audio::Tower(Box::new(audio::load(&parse(own)?, &mut loader, hidden_size)?))),
         None => None,
     };
     // What is left of a tower that is not there, as converted files have it, is of no use.
