@@ -220,8 +220,8 @@ pub struct AudioEmbedder {
 }
 
 impl AudioEmbedder {
-    /// Recordings into soft tokens, one recording's after the other's: (all frames, text hidden), float32. On the CPU it is computed
-    /// before this returns.
+    /// Recordings into soft tokens, one recording's after the other's: (all frames, text hidden), float32. On the CPU it is
+    /// computed before this returns.
     pub fn encode(&self, recordings: &[&Features]) -> Result<Array, EngineError> {
         let width = self.config.samples_per_token();
         for recording in recordings {

@@ -1,5 +1,5 @@
-//! What a Gemma 4 without towers makes of patches and samples, against mlx-vlm on the same libmlx: `goldens/gemma4_towers/unified.json`,
-//! by `fixtures/make_gemma4_tower_goldens.py`.
+//! What a Gemma 4 without towers makes of patches and samples, against mlx-vlm on the same libmlx:
+//! `goldens/gemma4_towers/unified.json`, by `fixtures/make_gemma4_tower_goldens.py`.
 
 use std::{fs, path::Path, sync::Arc};
 

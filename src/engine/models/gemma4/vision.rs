@@ -175,7 +175,8 @@ impl ImagePatches<'_> {
         self.columns * self.rows
     }
 
-    /// Whether there are as many numbers as patches of this size have, squares of `kernel` patches, and no more than `limit` each way.
+    /// Whether there are as many numbers as patches of this size have, squares of `kernel` patches, and no more than `limit` each
+    /// way.
     pub(super) fn check(&self, patch_size: i32, kernel: i32, limit: i32) -> Result<(), EngineError> {
         let refuse = |problem: String| Err(EngineError::Mlx(format!("the model cannot see this image: {problem}")));
         let (columns, rows) = (self.columns, self.rows);
