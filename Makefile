@@ -45,7 +45,7 @@ goldens: fixtures smollm2 whisper ## have mlx-lm, mlx-vlm and mlx-whisper comput
 	$(PYTHON) fixtures/whisper_golden.py $(MODELS)/whisper-tiny.en goldens/whisper-tiny.en.json
 	$(PYTHON) fixtures/smollm2_golden.py $(MODELS)/smollm2/dense goldens/smollm2-greedy.json
 	python3 -m pip download -q --disable-pip-version-check --no-deps -d $(FIXTURES)/wheels mlx-whisper==0.4.3 mlx-vlm==0.7.6
-	LD_PRELOAD=$(wildcard .mlx/mlx/lib/libmlxblas.so) $(PYTHON) fixtures/make_gemma4_tower_goldens.py $(FIXTURES)/gemma4 goldens/gemma4_towers e2b dense
+	LD_PRELOAD=$(wildcard .mlx/mlx/lib/libmlxblas.so) $(PYTHON) fixtures/make_gemma4_tower_goldens.py $(FIXTURES)/gemma4 goldens/gemma4_towers e2b dense unified
 	$(PYTHON) fixtures/mel_goldens.py $(FIXTURES)/wheels goldens/mel
 	@fixtures/fetch_speech.sh
 	LD_PRELOAD=$(wildcard .mlx/mlx/lib/libmlxblas.so) $(PYTHON) fixtures/transcripts_golden.py $(MODELS) goldens/transcripts.json # with its own products MLX takes a quarter of an hour

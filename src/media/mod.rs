@@ -70,6 +70,18 @@ pub struct Features {
 }
 
 impl Features {
+    /// A recording as it is, for a model that hears without an encoder: `bins` samples a frame, the last frame filled up with
+    /// silence. A sample that is not finite counts as silence.
+    ///
+    /// Source: `Gemma4UnifiedAudioFeatureExtractor` of transformers.
+    pub fn of_samples(samples: &[f32], bins: usize) -> Self {
+        let bins = bins.max(1);
+        let frames = samples.len().div_ceil(bins);
+        let mut values: Vec<f32> = samples.iter().map(|sample| if sample.is_finite() { *sample } else { 0.0 }).collect();
+        values.resize(frames * bins, 0.0);
+        Self { frames, bins, values }
+    }
+
     /// A Whisper encoder's input from frame `seek` on: always [`FRAMES`] frames, zeros behind the last one of these.
     pub fn padded(&self, seek: usize) -> Self {
         let start = seek.min(self.frames) * self.bins;

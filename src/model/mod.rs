@@ -25,7 +25,18 @@ use gguf::Gguf;
 use safetensors::Index;
 
 /// Families that can be run, as config.json's `model_type` names them.
-pub const FAMILIES: &[&str] = &["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma4", "gemma4_text", "whisper"];
+pub const FAMILIES: &[&str] = &[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma3_text",
+    "gemma4",
+    "gemma4_text",
+    "gemma4_unified",
+    "gemma4_unified_text",
+    "whisper",
+];
 
 /// What mlx-whisper's older checkpoints keep their weights in.
 const NPZ_FILE: &str = "weights.npz";

@@ -3,13 +3,16 @@
 use serde_json::Value;
 
 use super::{ModelError, ModelFiles, Weights, safetensors};
-use crate::media::PatchRule;
+use crate::media::{PatchRule, SAMPLE_RATE};
 
 /// Where mlx-optiq keeps towers beside a quantized language model.
 pub const SIDECAR: &str = "optiq_vision.safetensors";
 
 /// Soft tokens of a recording at most: 30 seconds.
 const AUDIO_TOKENS_MAX: u32 = 750;
+
+/// Of a model without an audio tower, where its files do not say: 40 ms.
+const SAMPLES_PER_TOKEN: u32 = 640;
 
 /// The towers of a model; none of one that reads text alone.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -30,6 +33,8 @@ pub struct ImageTower {
 pub struct AudioTower {
     pub placeholder: Placeholder,
     pub soft_tokens_max: u32,
+    /// Samples that a soft token is made of, where the model hears them as they are; none of a tower, which hears mel features.
+    pub samples_per_token: Option<u32>,
 }
 
 /// The token ids of a medium in a prompt: `begin`, `token` once for each soft token, `end`.
@@ -56,22 +61,30 @@ impl Towers {
         let config = files.config();
         let id = |name: &str, default: u32| number(config.get(name)).unwrap_or(default);
         let processor = processor(files)?;
-        let image = has("vision_tower.").then(|| ImageTower {
+        // Without towers, patches and samples are embedded as they are.
+        let unified = files.family() == "gemma4_unified";
+        let (sees, hears) = if unified { ("vision_embedder.", "embed_audio.") } else { ("vision_tower.", "audio_tower.") };
+        let both_ways = match config.get("text_config").and_then(|text| text.get("use_bidirectional_attention")) {
+            None => unified,
+            Some(kind) => kind.as_str() == Some("vision"),
+        };
+        let image = has(sees).then(|| ImageTower {
             placeholder: Placeholder {
                 token: id("image_token_id", 258_880),
                 begin: id("boi_token_id", 255_999),
                 end: id("eoi_token_id", 258_882),
             },
-            rule: patch_rule(&processor),
-            both_ways: files.text_config("use_bidirectional_attention").and_then(Value::as_str) == Some("vision"),
+            rule: if unified { patch_rule(&processor).of_whole_tokens() } else { patch_rule(&processor) },
+            both_ways,
         });
-        let audio = has("audio_tower.").then(|| AudioTower {
+        let audio = has(hears).then(|| AudioTower {
             placeholder: Placeholder {
                 token: id("audio_token_id", 258_881),
                 begin: id("boa_token_id", 256_000),
-                end: id("eoa_token_id", 258_883),
+                end: id("eoa_token_id", id("eoa_token_index", 258_883)),
             },
             soft_tokens_max: number(processor.get("audio_seq_length")).unwrap_or(AUDIO_TOKENS_MAX).min(AUDIO_TOKENS_MAX),
+            samples_per_token: unified.then(|| samples_per_token(&processor)),
         });
         Ok(Self { image, audio })
     }
@@ -99,6 +112,11 @@ fn processor(files: &ModelFiles) -> Result<Value, ModelError> {
         }
     }
     Ok(Value::Null)
+}
+
+fn samples_per_token(processor: &Value) -> u32 {
+    let stated = number(processor.get("feature_extractor").and_then(|extractor| extractor.get("audio_samples_per_token")));
+    stated.filter(|samples| (1..=SAMPLE_RATE).contains(samples)).unwrap_or(SAMPLES_PER_TOKEN)
 }
 
 fn patch_rule(processor: &Value) -> PatchRule {

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::prompter_tests::{item, job, model};
 use super::*;
 use crate::job::{Audio, Long};
-use crate::media::{MediaSource, PatchRule, Patches};
+use crate::media::{Features, MediaSource, PatchRule, Patches};
 use crate::model::{self as models, AudioTower, ImageTower, Placeholder};
 use crate::schedule::MediumContent;
 
@@ -26,7 +26,7 @@ fn prompter(template: Option<&str>, row_template: Option<&str>) -> Prompter {
     let placeholder = |token| Placeholder { token, begin: 1, end: 2 };
     prompter.towers = Towers {
         image: Some(ImageTower { placeholder: placeholder(258), rule: PatchRule::default(), both_ways: true }),
-        audio: Some(AudioTower { placeholder: placeholder(257), soft_tokens_max: 750 }),
+        audio: Some(AudioTower { placeholder: placeholder(257), soft_tokens_max: 750, samples_per_token: None }),
     };
     prompter
 }
@@ -178,6 +178,29 @@ fn recordings_over_30_seconds_fail_or_are_cut() {
 }
 
 #[test]
+fn without_a_tower_samples_are_heard_as_they_are() {
+    let mut towers = prompter(Some(TEMPLATE), None).towers;
+    let audio = towers.audio.as_mut().unwrap();
+    (audio.samples_per_token, audio.soft_tokens_max) = (Some(640), 700);
+    let hearing = Senses::new(towers, Audio { long: Long::Truncate, ..Audio::default() });
+    let hear = |samples| hearing.sense(&Medium { kind: MediumKind::Audio, source: wav(samples) });
+    // By frames: the reference's count by duration is one more at two lengths under 30 s, this among them.
+    for (samples, soft_tokens) in [(1, 1), (640, 1), (641, 2), (16_000, 25), (257_920, 403), (448_000, 700), (480_001, 700)] {
+        let sensed = hear(samples).unwrap();
+        let MediumContent::Waveform(frames) = &*sensed.content else { panic!("{:?}", sensed.content) };
+        assert_eq!((sensed.soft_tokens, frames.frames as u32, frames.bins), (soft_tokens, soft_tokens, 640), "{samples} samples");
+        assert_eq!(frames.values.len(), 640 * frames.frames);
+    }
+    let MediumContent::Waveform(frames) = &*hear(641).unwrap().content else { panic!("no samples") };
+    let ramp = |at: usize| f32::from((at * 37) as i16) / 32768.0;
+    assert!((0..641).all(|at| frames.values[at] == ramp(at)) && frames.values[641..].iter().all(|sample| *sample == 0.0));
+    assert_ne!(hear(640).unwrap().identity, hear(641).unwrap().identity);
+    assert!(hear(0).unwrap_err().starts_with("ramp: "));
+    let silenced = Features::of_samples(&[1.0, f32::NAN, f32::INFINITY], 2);
+    assert_eq!(silenced.values, [1.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
 fn an_image_is_known_by_what_is_seen_of_it() {
     let see = |name: &str| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/images").join(name);
@@ -196,7 +219,7 @@ fn ids_are_the_references() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let fixtures = std::env::var_os("MLXBATCH_FIXTURES").map_or(root.join(".fixtures"), std::path::PathBuf::from);
     let mut cases = 0;
-    for name in ["e2b", "dense", "moe", "e2b-sidecar"] {
+    for name in ["e2b", "dense", "moe", "e2b-sidecar", "unified"] {
         let folder = fixtures.join("gemma4").join(name);
         let golden = root.join(format!("goldens/gemma4/{name}.json"));
         if !folder.is_dir() {

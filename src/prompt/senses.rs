@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::job::{Audio, Long};
 use crate::manifest::{Medium, MediumKind};
-use crate::media::{MediaSource, N_SAMPLES, Picture, Recording, SAMPLE_RATE, UsmMel, soft_tokens};
+use crate::media::{Features, MediaSource, N_SAMPLES, Picture, Recording, SAMPLE_RATE, UsmMel, soft_tokens};
 use crate::model::Towers;
 use crate::schedule::MediumContent;
 
@@ -83,16 +83,36 @@ impl Senses {
             samples.truncate(N_SAMPLES);
         }
         let seconds = samples.len() as f64 / f64::from(SAMPLE_RATE);
-        let features = self.mel.features(&samples);
-        let soft_tokens = soft_tokens(samples.len()).min(tower.soft_tokens_max);
+        let (content, soft_tokens, identity) = match tower.samples_per_token {
+            Some(samples_per_token) => waveform(&samples, samples_per_token as usize, tower.soft_tokens_max)?,
+            None => self.mel(&samples, tower.soft_tokens_max)?,
+        };
+        Ok(Sensed { content: Arc::new(content), soft_tokens, identity, kind: MediumKind::Audio, seconds, notes })
+    }
+
+    /// What a tower hears of samples, its soft tokens, and its identity.
+    fn mel(&self, samples: &[f32], soft_tokens_max: u32) -> Result<(MediumContent, u32, u128), String> {
+        let features = self.mel.features(samples);
+        let soft_tokens = soft_tokens(samples.len()).min(soft_tokens_max);
         if features.valid_frames == 0 || soft_tokens == 0 {
             return Err("the recording is too short: the model hears none of it under 11 ms; leave it out".to_owned());
         }
         let shape = [features.features.frames as u32, features.valid_frames as u32];
         let identity = identity(MediumKind::Audio, shape, &features.features.values);
-        let content = Arc::new(MediumContent::Audio(features));
-        Ok(Sensed { content, soft_tokens, identity, kind: MediumKind::Audio, seconds, notes })
+        Ok((MediumContent::Audio(features), soft_tokens, identity))
     }
+}
+
+/// The same where samples are heard as they are: a soft token a frame, the last one begun included.
+fn waveform(samples: &[f32], samples_per_token: usize, soft_tokens_max: u32) -> Result<(MediumContent, u32, u128), String> {
+    if samples.is_empty() || soft_tokens_max == 0 {
+        return Err("the recording is empty: the model hears none of it; leave it out".to_owned());
+    }
+    let heard = samples.len().min((soft_tokens_max as usize).saturating_mul(samples_per_token));
+    let features = Features::of_samples(&samples[..heard], samples_per_token);
+    let soft_tokens = features.frames as u32;
+    let identity = identity(MediumKind::Audio, [soft_tokens, features.bins as u32], &features.values);
+    Ok((MediumContent::Waveform(features), soft_tokens, identity))
 }
 
 fn identity(kind: MediumKind, shape: [u32; 2], values: &[f32]) -> u128 {

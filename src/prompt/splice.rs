@@ -73,7 +73,7 @@ mod tests {
         let placeholder = |token| Placeholder { token, begin: token + 1, end: token + 2 };
         Towers {
             image: Some(ImageTower { placeholder: placeholder(100), rule: PatchRule::default(), both_ways: false }),
-            audio: Some(AudioTower { placeholder: placeholder(200), soft_tokens_max: 750 }),
+            audio: Some(AudioTower { placeholder: placeholder(200), soft_tokens_max: 750, samples_per_token: None }),
         }
     }
 

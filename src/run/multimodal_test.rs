@@ -227,7 +227,7 @@ struct How {
 
 const ALONE: How = How { rows: 1, chunk: 512, apart: 1, prefix_tokens_min: None };
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 14] = [
     "e2b",
     "dense",
     "moe",
@@ -240,6 +240,8 @@ const NAMES: [&str; 12] = [
     "e2b-sidecar",
     "moe-4bit-g64",
     "moe-mxfp4",
+    "unified",
+    "unified-4bit-g64",
 ];
 
 fn agree(subject: &Subject, cases: &[&String], rows: &[Vec<u32>], how: &str) {
@@ -266,7 +268,9 @@ fn every_prompt_has_the_references_tokens_alone() {
 #[test]
 #[ignore = "needs the checkpoints of `make fixtures`"]
 fn rows_of_text_images_and_sounds_together_are_themselves_alone() {
-    for subject in ["e2b", "dense", "moe", "e2b-4bit-g64", "e2b-sidecar"].into_iter().filter_map(Subject::open) {
+    for subject in
+        ["e2b", "dense", "moe", "e2b-4bit-g64", "e2b-sidecar", "unified", "unified-4bit-g64"].into_iter().filter_map(Subject::open)
+    {
         // Each case twice, in two orders.
         let mut cases: Vec<&String> = subject.golden.cases.keys().collect();
         let again: Vec<&String> = cases.iter().rev().copied().collect();
@@ -303,6 +307,37 @@ fn planted_faults_turn_the_gate_red() {
     assert!(!same(&e2b, "two_images", turned), "the second image turned round");
 }
 
+#[test]
+#[ignore = "needs the checkpoints of `make fixtures`"]
+fn faults_planted_without_towers_turn_the_gate_red() {
+    let Some(unified) = Subject::open("unified") else { return };
+    assert_eq!(unified.towers.inputs(), ["text", "image", "audio"]);
+    let same = |case: &str, plant: fn(&mut Request)| {
+        let rows = unified.run(vec![unified.request(case, 0)], ALONE, plant);
+        rows[0] == unified.golden.float32[case].tokens
+    };
+    for case in ["image", "two_images", "edge_audio", "audio_image"] {
+        assert!(same(case, |_| {}), "{case} without a fault");
+    }
+    assert!(!same("image", |request| request.whole_spans = false), "an image whose tokens do not see each other both ways");
+    assert!(!same("audio_image", |request| request.whole_spans = true), "the overlay beside a recording");
+    let columns_for_rows = |request: &mut Request| {
+        let MediumContent::Image(mut patches) = (*request.media[0].content).clone() else { panic!("no image") };
+        std::mem::swap(&mut patches.columns, &mut patches.rows);
+        request.media[0].content = Arc::new(MediumContent::Image(patches));
+    };
+    assert!(!same("image", columns_for_rows), "columns for rows");
+    let padded_in_front = |request: &mut Request| {
+        let MediumContent::Waveform(mut frames) = (*request.media[0].content).clone() else { panic!("no samples") };
+        let last = frames.values.len() - frames.bins;
+        let padding = frames.values.iter().rev().take_while(|sample| **sample == 0.0).count();
+        assert!(padding > 0, "the last frame is full");
+        frames.values[last..].rotate_right(padding);
+        request.media[0].content = Arc::new(MediumContent::Waveform(frames));
+    };
+    assert!(!same("edge_audio", padded_in_front), "the last frame padded in front");
+}
+
 /// In bfloat16 sums end in other bits with products of another shape: a stream may part where two tokens are as good as equal.
 const MARGIN_MAX: f32 = 0.25;
 
@@ -310,7 +345,7 @@ const MARGIN_MAX: f32 = 0.25;
 #[ignore = "needs the checkpoints of `make fixtures`"]
 fn in_bfloat16_streams_part_at_close_calls_alone() {
     let (mut equal, mut all) = (0, 0);
-    for subject in ["e2b", "dense"].into_iter().filter_map(Subject::open) {
+    for subject in ["e2b", "dense", "unified"].into_iter().filter_map(Subject::open) {
         let golden = subject.golden.as_stored.as_ref().unwrap();
         let cases: Vec<&String> = golden.keys().collect();
         let requests = (0..).zip(&cases).map(|(row, case)| Request { max_tokens: 16, ..subject.request(case, row) }).collect();

@@ -69,7 +69,7 @@ impl Price {
     pub fn medium_bytes(&self, medium: &Medium) -> u64 {
         let encode = match *medium.content {
             MediumContent::Image(_) => self.image,
-            MediumContent::Audio(_) => self.audio,
+            MediumContent::Audio(_) | MediumContent::Waveform(_) => self.audio,
         };
         encode.bytes(medium.tokens)
     }

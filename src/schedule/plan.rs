@@ -72,6 +72,8 @@ impl Medium {
 pub enum MediumContent {
     Image(Patches),
     Audio(UsmFeatures),
+    /// A recording's samples, for a model without an audio tower: each frame becomes a soft token.
+    Waveform(Features),
 }
 
 impl Request {

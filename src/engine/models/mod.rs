@@ -91,7 +91,7 @@ pub trait Model {
 /// [`Towers::encode_prices`] of the model that config.json describes, before its weights are loaded.
 pub fn encode_prices(config: &Value, on_gpu: bool, float32: bool) -> [EncodePrice; 2] {
     match config.get("model_type").and_then(Value::as_str) {
-        Some("gemma4") => gemma4::encode_prices(config, on_gpu, float32),
+        Some("gemma4" | "gemma4_unified") => gemma4::encode_prices(config, on_gpu, float32),
         _ => Default::default(),
     }
 }
@@ -169,7 +169,7 @@ pub fn load(config: &Value, loader: Loader) -> Result<Box<dyn Model>, WeightErro
         "qwen3" => qwen3::load(config, loader),
         "whisper" => Ok(Box::new(whisper::load(config, loader)?)),
         "gemma3_text" => gemma3_text::load(config, loader),
-        "gemma4" | "gemma4_text" => Ok(Box::new(gemma4::load(config, loader)?)),
+        "gemma4" | "gemma4_text" | "gemma4_unified" | "gemma4_unified_text" => Ok(Box::new(gemma4::load(config, loader)?)),
         other => Err(WeightError::Config(format!("the family '{other}' is not yet supported"))),
     }
 }

@@ -1,5 +1,5 @@
 //! Tensors of a Gemma 4 under one set of names: `model.layers.…` for the text model, as a text model alone has them, and
-//! `vision_tower.…`, `embed_vision.…`, `audio_tower.…`, `embed_audio.…` for what sees and hears.
+//! `vision_tower.…`, `vision_embedder.…`, `embed_vision.…`, `audio_tower.…`, `embed_audio.…` for what sees and hears.
 //!
 //! Google's checkpoints have `model.language_model.layers.…` and `model.vision_tower.…`, MLX's have
 //! `language_model.model.layers.…` and `vision_tower.…`. Those that mlx-optiq writes have the towers, unquantized, in a file of
@@ -16,7 +16,10 @@ use crate::model::SIDECAR;
 
 /// Whether `config` is of this family, with or without towers.
 pub fn is_one(config: &Value) -> bool {
-    matches!(config.get("model_type").and_then(Value::as_str), Some("gemma4" | "gemma4_text"))
+    matches!(
+        config.get("model_type").and_then(Value::as_str),
+        Some("gemma4" | "gemma4_text" | "gemma4_unified" | "gemma4_unified_text")
+    )
 }
 
 /// The towers' own file beside `files`, where there is one that is not among them.
@@ -31,7 +34,8 @@ pub fn rename<T>(named: BTreeMap<String, T>) -> BTreeMap<String, T> {
 }
 
 fn renamed(name: &str) -> String {
-    const MODULES: [&str; 5] = ["language_model.", "vision_tower.", "embed_vision.", "audio_tower.", "embed_audio."];
+    const MODULES: [&str; 6] =
+        ["language_model.", "vision_tower.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio."];
     let inner = name.strip_prefix("model.").filter(|rest| MODULES.iter().any(|module| rest.starts_with(module))).unwrap_or(name);
     let Some(text) = inner.strip_prefix("language_model.") else { return inner.to_owned() };
     if text.starts_with("model.") || text.starts_with("lm_head.") || text == "lm_head" {
@@ -55,6 +59,7 @@ mod tests {
             ("model.layers.0.layer_scalar", "model.layers.0.layer_scalar"),
             ("model.audio_tower.layers.0.norm.weight", "audio_tower.layers.0.norm.weight"),
             ("vision_tower.std_bias", "vision_tower.std_bias"),
+            ("model.vision_embedder.pos_embedding", "vision_embedder.pos_embedding"),
             ("model.embed_vision.embedding_projection.weight", "embed_vision.embedding_projection.weight"),
         ];
         for (stored, name) in cases {

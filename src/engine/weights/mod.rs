@@ -134,6 +134,34 @@ impl Loader {
         self.policy.host
     }
 
+    /// Has what `load` takes kept in float32, whatever the rest is kept in.
+    pub fn in_float32<T>(&mut self, load: impl FnOnce(&mut Self) -> Result<T, WeightError>) -> Result<T, WeightError> {
+        let dtype = self.policy.dtype.replace(Dtype::Float32);
+        let loaded = load(self);
+        self.policy.dtype = dtype;
+        loaded
+    }
+
+    /// Parts `module.weight` (output, input) along its inputs, as `module.0`, `module.1` and so on, the bias going to the first;
+    /// whether it is one that can be parted: dense, and of this shape.
+    pub fn part_inputs(&mut self, module: &str, [output, input]: [i32; 2], parts: i32) -> Result<bool, WeightError> {
+        let name = format!("{module}.weight");
+        let dense = !self.has(&format!("{module}.scales")) && parts > 0 && input % parts == 0;
+        let Some(whole) = self.tensors.get(&name).filter(|tensor| dense && tensor.shape() == [output, input]).cloned() else {
+            return Ok(false);
+        };
+        self.tensors.remove(&name);
+        let width = input / parts;
+        for part in 0..parts {
+            let columns = Array::from_iter(part * width..(part + 1) * width, &[width]);
+            self.tensors.insert(format!("{module}.{part}.weight"), whole.take_axis(columns, 1)?);
+        }
+        if let Some(bias) = self.tensors.remove(&format!("{module}.bias")) {
+            self.tensors.insert(format!("{module}.0.bias"), bias);
+        }
+        Ok(true)
+    }
+
     /// Drops a tensor that the model does not need.
     pub fn ignore(&mut self, name: &str) {
         self.tensors.remove(name);

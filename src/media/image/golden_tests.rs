@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{PatchRule, Picture};
+use super::{PatchRule, Patches, Picture};
 use crate::media::MediaSource;
 
 fn below(folder: &str) -> PathBuf {
@@ -75,7 +75,35 @@ fn patches_are_the_references_to_the_bit() {
 fn sizes_are_the_references() {
     for case in cases()["sizes"].as_array().unwrap() {
         let [width, height, scaled_width, scaled_height] = numbers(case);
-        assert_eq!(PatchRule::default().size(width, height).unwrap(), (scaled_width, scaled_height), "{width} × {height}");
+        for rule in [PatchRule::default(), PatchRule::default().of_whole_tokens()] {
+            assert_eq!(rule.size(width, height).unwrap(), (scaled_width, scaled_height), "{width} × {height}, {rule:?}");
+        }
+    }
+}
+
+/// The image that patches were cut of, row by row.
+fn whole(patches: &Patches, side: usize) -> Vec<u32> {
+    let (columns, rows) = (patches.columns as usize, patches.rows as usize);
+    let pixel = |y: usize, x: usize| {
+        let patch = y / side * columns + x / side;
+        let first = 3 * (patch * side * side + y % side * side + x % side);
+        patches.values[first..first + 3].iter().map(|value| value.to_bits())
+    };
+    (0..rows * side).flat_map(|y| (0..columns * side).flat_map(move |x| pixel(y, x))).collect()
+}
+
+#[test]
+fn patches_of_whole_tokens_are_the_same_pixels() {
+    let cases = cases();
+    for case in cases["cases"].as_array().unwrap() {
+        let picture = || picture(below("fixtures/images").join(case["image"].as_str().unwrap()));
+        let rule = rule(numbers(&case["rule"]));
+        let (parted, whole_tokens) = (rule.patches(picture()).unwrap(), rule.of_whole_tokens().patches(picture()).unwrap());
+        let kernel = rule.pooling_kernel_size;
+        assert_eq!([whole_tokens.columns, whole_tokens.rows].map(|patches| patches * kernel), [parted.columns, parted.rows]);
+        assert_eq!((whole_tokens.soft_tokens, whole_tokens.columns * whole_tokens.rows), (parted.soft_tokens, parted.soft_tokens));
+        let side = rule.patch_size as usize;
+        assert!(whole(&whole_tokens, side * kernel as usize) == whole(&parted, side), "{case}");
     }
 }
 

@@ -4,6 +4,9 @@
 use super::resize::resize;
 use super::{ImageError, Picture};
 
+/// Pixels: more than any model's, whose square is still a number.
+const PATCH_SIZE_MAX: u32 = 4096;
+
 /// How a model's processor cuts images.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PatchRule {
@@ -37,6 +40,16 @@ pub struct Patches {
 }
 
 impl PatchRule {
+    /// The same rule where each patch becomes a soft token by itself: the square that is pooled otherwise is one patch. Images are
+    /// scaled alike. Source: `Gemma4UnifiedImageProcessor` of transformers and mlx-vlm.
+    pub fn of_whole_tokens(self) -> Self {
+        Self {
+            patch_size: self.patch_size.saturating_mul(self.pooling_kernel_size).min(PATCH_SIZE_MAX),
+            pooling_kernel_size: 1,
+            ..self
+        }
+    }
+
     /// An image scaled and cut.
     ///
     /// # Errors

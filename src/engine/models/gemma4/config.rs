@@ -16,7 +16,12 @@ pub struct Config {
     video_token_id: Option<i32>,
 }
 
-/// What `text_config` says; defaults are transformers'.
+/// Whether a configuration is of the form without towers, or of its text model alone.
+pub fn is_unified(config: &Value) -> bool {
+    matches!(config.get("model_type").and_then(Value::as_str), Some("gemma4_unified" | "gemma4_unified_text"))
+}
+
+/// What `text_config` says; defaults are transformers', and [`TextConfig::unified`] of the form without towers.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default)]
 pub struct TextConfig {
@@ -132,11 +137,11 @@ impl Config {
             None => Some(default),
         };
         let Some(text) = config.get("text_config") else {
-            let text = TextConfig::read(config)?;
+            let text = TextConfig::read(config, is_unified(config))?;
             return Ok(Self { text, image_token_id: None, audio_token_id: None, video_token_id: None });
         };
         Ok(Self {
-            text: TextConfig::read(text)?,
+            text: TextConfig::read(text, is_unified(config))?,
             image_token_id: id("image_token_id", 258_880),
             audio_token_id: id("audio_token_id", 258_881),
             video_token_id: config.get("video_token_id").and_then(|_| id("video_token_id", 0)),
@@ -150,10 +155,26 @@ impl Config {
 }
 
 impl TextConfig {
-    fn read(config: &Value) -> Result<Self, WeightError> {
-        let config: Self = parse(config)?;
+    fn read(config: &Value, unified: bool) -> Result<Self, WeightError> {
+        let config: Self = if unified { parse(&Self::unified(config))? } else { parse(config)? };
         config.check().map_err(WeightError::Config)?;
         Ok(config)
+    }
+
+    /// With what transformers' `Gemma4UnifiedTextConfig` takes for granted.
+    fn unified(config: &Value) -> Value {
+        let mut config = config.clone();
+        if let Some(stated) = config.as_object_mut() {
+            for (name, value) in [
+                ("hidden_size_per_layer_input", 0.into()),
+                ("sliding_window", 1024.into()),
+                ("max_position_embeddings", 262_144.into()),
+                ("use_bidirectional_attention", "vision".into()),
+            ] {
+                stated.entry(name).or_insert(value);
+            }
+        }
+        config
     }
 
     fn check(&self) -> Result<(), String> {
@@ -288,7 +309,7 @@ mod tests {
             "num_hidden_layers": 7, "num_kv_shared_layers": 3, "layer_types": types, "use_double_wide_mlp": true,
             "intermediate_size": 10, "attention_k_eq_v": true, "num_global_key_value_heads": 2, "num_key_value_heads": 4,
         });
-        let layers = TextConfig::read(&config).unwrap().layers().unwrap();
+        let layers = TextConfig::read(&config, false).unwrap().layers().unwrap();
         let keys: Vec<KeysOf> = layers.iter().map(|layer| layer.keys).collect();
         let own = |kept| KeysOf::Own { kept };
         let expected = [own(false), own(false), own(true), own(true), KeysOf::Layer(2), KeysOf::Layer(2), KeysOf::Layer(3)];
@@ -301,8 +322,22 @@ mod tests {
     }
 
     #[test]
+    fn without_towers_other_things_go_without_saying() {
+        let own = |text: Value| Config::read(&json!({ "model_type": "gemma4_unified", "text_config": text })).unwrap().text;
+        let text = own(json!({}));
+        assert_eq!((text.per_layer_inputs(), text.sliding_window), (0, 1024));
+        assert_eq!(text.use_bidirectional_attention.as_deref(), Some("vision"));
+        let text = own(json!({ "use_bidirectional_attention": null, "sliding_window": 7 }));
+        assert_eq!((text.use_bidirectional_attention, text.sliding_window), (None, 7));
+        let alone = Config::read(&json!({ "model_type": "gemma4_unified_text" })).unwrap();
+        assert_eq!((alone.text.sliding_window, alone.placeholders().len()), (1024, 0));
+        let other = Config::read(&json!({ "model_type": "gemma4", "text_config": {} })).unwrap().text;
+        assert_eq!((other.per_layer_inputs(), other.sliding_window, other.use_bidirectional_attention), (256, 512, None));
+    }
+
+    #[test]
     fn what_does_not_fit_is_told() {
-        let refused = |config: Value| TextConfig::read(&config).map(|_| ()).unwrap_err().to_string();
+        let refused = |config: Value| TextConfig::read(&config, false).map(|_| ()).unwrap_err().to_string();
         assert!(refused(json!({ "num_hidden_layers": 2, "num_kv_shared_layers": 2 })).contains("none is left"));
         assert!(refused(json!({ "num_hidden_layers": 2, "layer_types": ["full_attention"] })).contains("1 entries for 2 layers"));
         assert!(refused(json!({ "num_key_value_heads": 3 })).contains("8 heads do not divide into 3"));

@@ -1,4 +1,5 @@
-//! Gemma 4: a text model that reads what towers make of images and recordings as tokens of its own.
+//! Gemma 4: a text model that reads what towers make of images and recordings as tokens of its own; or, in the form without
+//! towers, what `unified` makes of patches and samples.
 //!
 //! Sources: transformers `modeling_gemma4.py`; mlx-vlm `models/gemma4/`; mlx-lm `models/gemma4_text.py`.
 
@@ -13,6 +14,9 @@ mod text_test;
 mod tower;
 #[cfg(test)]
 mod tower_test;
+mod unified;
+#[cfg(test)]
+mod unified_test;
 mod vision;
 
 use mlx_rs::{Array, ops};
@@ -26,11 +30,13 @@ use crate::{
         ffi,
         weights::{Loader, WeightError},
     },
+    media::Features,
     schedule::{EncodePrice, Medium, MediumContent},
 };
 use audio::{AudioConfig, AudioTower, RecordingFeatures};
 pub use config::Config;
 use text::TextModel;
+use unified::{AudioEmbedder, VisionEmbedder};
 use vision::{Compute, ImagePatches, VisionConfig, VisionTower};
 
 pub struct Gemma4 {
@@ -38,12 +44,24 @@ pub struct Gemma4 {
     /// What stands in a prompt for images, recordings and films.
     placeholders: Vec<i32>,
     /// None where the weights have none, whatever config.json promises.
-    vision: Option<VisionTower>,
-    audio: Option<AudioTower>,
+    vision: Option<Vision>,
+    audio: Option<Audio>,
     hidden_size: i32,
 }
 
-/// Of `gemma4`, and of `gemma4_text`, which has neither towers nor placeholders.
+/// What sees.
+enum Vision {
+    Tower(VisionTower),
+    Embedder(VisionEmbedder),
+}
+
+/// What hears.
+enum Audio {
+    Tower(Box<AudioTower>),
+    Embedder(AudioEmbedder),
+}
+
+/// Of `gemma4` and `gemma4_unified`, and of `gemma4_text` and `gemma4_unified_text`, which have neither towers nor placeholders.
 pub fn load(config: &Value, mut loader: Loader) -> Result<Gemma4, WeightError> {
     let whole = config;
     let config = Config::read(whole)?;
@@ -57,19 +75,24 @@ pub fn load(config: &Value, mut loader: Loader) -> Result<Gemma4, WeightError> {
     // A tower is there where its tensors are.
     let section = |key: &str| whole.get(key).filter(|section| section.is_object());
     let has = |loader: &Loader, tower: &str| loader.has_where(|name| name.starts_with(tower));
-    let vision = match section("vision_config").filter(|_| has(&loader, "vision_tower.")) {
-        Some(own) => Some(vision::load(&parse(own)?, &mut loader, hidden_size)?),
+    let unified = config::is_unified(whole);
+    let (seeing, hearing) = if unified { ("vision_embedder.", "embed_audio.") } else { ("vision_tower.", "audio_tower.") };
+    let vision = match section("vision_config").filter(|_| has(&loader, seeing)) {
+        Some(own) if unified => Some(Vision::Embedder(unified::load_vision(&parse(own)?, &mut loader, hidden_size)?)),
+        Some(own) => Some(Vision::Tower(vision::load(&parse(own)?, &mut loader, hidden_size)?)),
         None => None,
     };
-    let audio = match section("audio_config").filter(|_| has(&loader, "audio_tower.")) {
-        Some(own) => Some(audio::load(&parse(own)?, &mut loader, hidden_size)?),
+    let audio = match section("audio_config").filter(|_| has(&loader, hearing)) {
+        Some(own) if unified => Some(Audio::Embedder(unified::load_audio(&parse(own)?, &mut loader, hidden_size)?)),
+        Some(own) => Some(Audio::Tower(Box::new(audio::load(&parse(own)?, &mut loader, hidden_size)?))),
         None => None,
     };
     // What is left of a tower that is not there, as converted files have it, is of no use.
     let (sees, hears) = (vision.is_some(), audio.is_some());
     loader.ignore_where(|name| {
-        (!sees && (name.starts_with("vision_tower.") || name.starts_with("embed_vision.")))
-            || (!hears && (name.starts_with("audio_tower.") || name.starts_with("embed_audio.")))
+        let is_of = |modules: [&str; 2]| modules.iter().any(|module| name.starts_with(module));
+        (!sees && is_of([if unified { "vision_embedder." } else { "vision_tower." }, "embed_vision."]))
+            || (!hears && is_of(["audio_tower.", "embed_audio."]))
     });
     loader.finish()?;
     Ok(Gemma4 { text, placeholders: config.placeholders(), vision, audio, hidden_size })
@@ -78,12 +101,49 @@ pub fn load(config: &Value, mut loader: Loader) -> Result<Gemma4, WeightError> {
 /// [`Towers::encode_prices`] by the configuration alone; 0 of a tower that it does not have, or that loading would refuse.
 pub fn encode_prices(config: &Value, on_gpu: bool, float32: bool) -> [EncodePrice; 2] {
     let section = |key: &str| config.get(key).filter(|section| section.is_object());
+    if config::is_unified(config) {
+        let vision: Option<unified::VisionConfig> = section("vision_config").and_then(|own| parse(own).ok());
+        let audio: Option<unified::AudioConfig> = section("audio_config").and_then(|own| parse(own).ok());
+        let image = vision.filter(|config| config.check().is_ok()).map(|config| config.encode_price());
+        let audio = audio.filter(|config| config.check().is_ok()).map(|config| config.encode_price());
+        return [image.unwrap_or_default(), audio.unwrap_or_default()];
+    }
     let vision: Option<VisionConfig> = section("vision_config").and_then(|own| parse(own).ok());
     let audio: Option<AudioConfig> = section("audio_config").and_then(|own| parse(own).ok());
     let image = vision.filter(|config| config.check().is_ok());
     let image = image.map(|config| config.encode_price(Compute::of(on_gpu, float32), if float32 { 4 } else { 2 }));
     let audio = audio.filter(|config| config.check().is_ok()).map(|config| config.encode_price());
     [image.unwrap_or_default(), audio.unwrap_or_default()]
+}
+
+/// What is heard of the rows: features by a tower, samples without one.
+#[derive(Default)]
+struct Recordings<'a> {
+    features: Vec<RecordingFeatures<'a>>,
+    waveforms: Vec<&'a Features>,
+}
+
+impl Vision {
+    fn soft_tokens(&self, image: &ImagePatches<'_>) -> i32 {
+        match self {
+            Self::Tower(tower) => tower.soft_tokens(image),
+            Self::Embedder(embedder) => embedder.soft_tokens(image),
+        }
+    }
+
+    fn encode(&self, images: &[ImagePatches<'_>]) -> Result<Array, EngineError> {
+        match self {
+            Self::Tower(tower) => tower.encode(images),
+            Self::Embedder(embedder) => embedder.encode(images),
+        }
+    }
+
+    fn encode_price(&self, dtype_bytes: u64) -> EncodePrice {
+        match self {
+            Self::Tower(tower) => tower.encode_price(dtype_bytes),
+            Self::Embedder(embedder) => embedder.encode_price(),
+        }
+    }
 }
 
 impl Gemma4 {
@@ -157,7 +217,8 @@ impl Model for Gemma4 {
 impl Towers for Gemma4 {
     fn encode(&self, media: &[&Medium]) -> Result<Vec<Array>, EngineError> {
         let missing = |what: &str| EngineError::Mlx(format!("the model has no weights for {what}"));
-        let (mut images, mut recordings) = (Vec::new(), Vec::new());
+        let mut images = Vec::new();
+        let mut recordings = Recordings::default();
         for medium in media {
             match &*medium.content {
                 MediumContent::Image(patches) => images.push(ImagePatches {
@@ -165,7 +226,16 @@ impl Towers for Gemma4 {
                     columns: patches.columns as i32,
                     rows: patches.rows as i32,
                 }),
-                MediumContent::Audio(features) => recordings.push(RecordingFeatures { features, soft_tokens: medium.tokens }),
+                MediumContent::Audio(features) => {
+                    recordings.features.push(RecordingFeatures { features, soft_tokens: medium.tokens });
+                }
+                MediumContent::Waveform(frames) if frames.frames == medium.tokens as usize => recordings.waveforms.push(frames),
+                MediumContent::Waveform(frames) => {
+                    let (made, placed) = (frames.frames, medium.tokens);
+                    return Err(EngineError::Mlx(format!(
+                        "a recording becomes {made} soft tokens and has {placed} places in the prompt"
+                    )));
+                }
             }
         }
         let of_images = match (&self.vision, images.is_empty()) {
@@ -184,17 +254,19 @@ impl Towers for Gemma4 {
             }
             (None, false) => return Err(missing("images")),
         };
-        let of_recordings = match (&self.audio, recordings.is_empty()) {
-            (_, true) => None,
-            (Some(audio), false) => Some(audio.encode(&recordings)?),
-            (None, false) => return Err(missing("recordings")),
+        let of_recordings = match (&self.audio, recordings.features.is_empty(), recordings.waveforms.is_empty()) {
+            (_, true, true) => None,
+            (Some(Audio::Tower(tower)), _, true) => Some(tower.encode(&recordings.features)?),
+            (Some(Audio::Embedder(embedder)), true, _) => Some(embedder.encode(&recordings.waveforms)?),
+            (Some(_), ..) => return Err(EngineError::Mlx("a recording was made ready for another kind of model".into())),
+            (None, ..) => return Err(missing("recordings")),
         };
         let (mut images_done, mut recordings_done) = (0, 0);
         let mut each = Vec::with_capacity(media.len());
         for medium in media {
             let (all, done) = match &*medium.content {
                 MediumContent::Image(_) => (&of_images, &mut images_done),
-                MediumContent::Audio(_) => (&of_recordings, &mut recordings_done),
+                MediumContent::Audio(_) | MediumContent::Waveform(_) => (&of_recordings, &mut recordings_done),
             };
             let tokens = medium.tokens as i32;
             let Some(all) = all.as_ref().filter(|all| *done + tokens <= all.dim(0)) else {
@@ -208,7 +280,10 @@ impl Towers for Gemma4 {
 
     fn encode_prices(&self, dtype_bytes: u64) -> [EncodePrice; 2] {
         let image = self.vision.as_ref().map(|vision| vision.encode_price(dtype_bytes));
-        let audio = self.audio.as_ref().map(AudioTower::encode_price);
+        let audio = self.audio.as_ref().map(|audio| match audio {
+            Audio::Tower(tower) => tower.encode_price(),
+            Audio::Embedder(embedder) => embedder.encode_price(),
+        });
         [image.unwrap_or_default(), audio.unwrap_or_default()]
     }
 

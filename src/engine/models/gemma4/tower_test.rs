@@ -27,17 +27,18 @@ use crate::{
 };
 
 /// Relative root mean square error of a tower in float32, over all images or recordings.
-const ERROR_MAX: f64 = 1e-6;
+pub(super) const ERROR_MAX: f64 = 1e-6;
 /// Of a single one: those of a token or two are few numbers.
-const ONE_ERROR_MAX: f64 = 1.5e-6;
+pub(super) const ONE_ERROR_MAX: f64 = 1.5e-6;
 /// How far away what is computed in bfloat16 may be, whose own rounding is 4e-3.
 const BFLOAT16_ERROR_MAX: f64 = 0.02;
 /// How far away a tower without its clipping must be at least, and one with any other planted fault.
 const UNCLIPPED_MIN: f64 = 0.1;
-const FAULT_MIN: f64 = 0.01;
+pub(super) const FAULT_MIN: f64 = 0.01;
 const BINS: usize = 128;
-const PLAIN: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false, host: false };
-const PACKED: Policy = Policy { host: true, ..PLAIN };
+pub(super) const PLAIN: Policy = Policy { dtype: Some(Dtype::Float32), dequantize: true, merge: false, host: false };
+pub(super) const PACKED: Policy = Policy { host: true, ..PLAIN };
+pub(super) const BFLOAT16: Policy = Policy { dtype: Some(Dtype::Bfloat16), ..PLAIN };
 
 #[derive(Deserialize)]
 struct Golden {
@@ -48,9 +49,9 @@ struct Golden {
 }
 
 #[derive(Deserialize)]
-struct Soft {
-    images: Vec<Vec<f32>>,
-    recordings: Vec<Vec<f32>>,
+pub(super) struct Soft {
+    pub(super) images: Vec<Vec<f32>>,
+    pub(super) recordings: Vec<Vec<f32>>,
 }
 
 fn golden(name: &str) -> Golden {
@@ -58,7 +59,7 @@ fn golden(name: &str) -> Golden {
 }
 
 /// The checkpoint, where `fixtures/make_gemma4.py` has written it.
-fn checkpoint(test: &str, name: &str) -> Option<PathBuf> {
+pub(super) fn checkpoint(test: &str, name: &str) -> Option<PathBuf> {
     let shipped = root().join("fixtures/checkpoints");
     let made = env::var_os("MLXBATCH_FIXTURES").map(PathBuf::from);
     let found = [Some(shipped), made].into_iter().flatten().map(|folder| folder.join("gemma4").join(name)).find(|it| it.is_dir());
@@ -68,14 +69,14 @@ fn checkpoint(test: &str, name: &str) -> Option<PathBuf> {
     found
 }
 
-struct Towers {
-    folder: tempfile::TempDir,
-    config: Value,
+pub(super) struct Towers {
+    pub(super) folder: tempfile::TempDir,
+    pub(super) config: Value,
 }
 
 impl Towers {
     /// The towers' tensors alone, each changed by `change`.
-    fn of(checkpoint: &Path, change: impl Fn(String, Array) -> (String, Array)) -> Self {
+    pub(super) fn of(checkpoint: &Path, change: impl Fn(String, Array) -> (String, Array)) -> Self {
         mlx_rs::Device::set_default(&mlx_rs::Device::cpu());
         let config = serde_json::from_slice(&fs::read(checkpoint.join("config.json")).unwrap()).unwrap();
         let tensors: Vec<(String, Array)> = Array::load_safetensors(checkpoint.join("model.safetensors"))
@@ -109,12 +110,12 @@ impl Towers {
     }
 }
 
-fn as_it_is(name: String, tensor: Array) -> (String, Array) {
+pub(super) fn as_it_is(name: String, tensor: Array) -> (String, Array) {
     (name, tensor)
 }
 
 /// In 0 ..= 1, as the script has it.
-fn value(index: usize, seed: usize) -> f32 {
+pub(super) fn value(index: usize, seed: usize) -> f32 {
     let index = index as u64;
     (((37 * index * index + 11 * index + 7919 * seed as u64) % 1009) as f64 / 1008.0) as f32
 }
@@ -139,11 +140,11 @@ fn features(frames: usize, valid_frames: usize, seed: usize) -> UsmFeatures {
     UsmFeatures { features: Features { frames, bins: BINS, values }, valid_frames }
 }
 
-fn numbers(tokens: &Array) -> Vec<f32> {
+pub(super) fn numbers(tokens: &Array) -> Vec<f32> {
     tokens.as_dtype(Dtype::Float32).unwrap().contiguous().unwrap().try_as_slice::<f32>().unwrap().to_vec()
 }
 
-fn away(ours: &[f32], golden: &[f32]) -> f64 {
+pub(super) fn away(ours: &[f32], golden: &[f32]) -> f64 {
     assert_eq!(ours.len(), golden.len());
     let square = |x: f32| f64::from(x) * f64::from(x);
     let error: f64 = ours.iter().zip(golden).map(|(a, b)| square(a - b)).sum();
@@ -186,7 +187,7 @@ fn recordings(golden: &Golden) -> Vec<(UsmFeatures, u32)> {
     each.map(|(seed, &(frames, valid, soft_tokens))| (features(frames, valid, seed), soft_tokens)).collect()
 }
 
-fn check(place: &str, ours: &[Vec<f32>], golden: &[Vec<f32>], error_max: f64, one_error_max: f64) {
+pub(super) fn check(place: &str, ours: &[Vec<f32>], golden: &[Vec<f32>], error_max: f64, one_error_max: f64) {
     assert_eq!(ours.len(), golden.len());
     let all = away(&ours.concat(), &golden.concat());
     let one = ours.iter().zip(golden).fold(0.0, |worst: f64, (ours, golden)| worst.max(away(ours, golden)));
@@ -451,13 +452,13 @@ fn predict_scratch(layers: usize, policies: &[(Policy, u64, f64)]) {
 #[ignore = "takes half a minute"]
 fn an_images_scratch_is_predicted() {
     mlx_rs::Device::set_default(&mlx_rs::Device::cpu());
-    predict_scratch(1, &[(PACKED, 4, 10.0), (Policy { dtype: Some(Dtype::Bfloat16), ..PLAIN }, 2, 10.0)]);
+    predict_scratch(1, &[(PACKED, 4, 10.0), (BFLOAT16, 2, 10.0)]);
 }
 
 #[test]
 fn an_images_scratch_is_predicted_on_cuda() {
     if on_cuda() {
         // Nobody computes in float32 there but to compare.
-        predict_scratch(4, &[(PLAIN, 4, 60.0), (Policy { dtype: Some(Dtype::Bfloat16), ..PLAIN }, 2, 10.0)]);
+        predict_scratch(4, &[(PLAIN, 4, 60.0), (BFLOAT16, 2, 10.0)]);
     }
 }

@@ -25,7 +25,7 @@ use crate::{
 
 /// Of the norms of queries, keys and values, whose configuration does not state it.
 const HEAD_NORM_EPS: f32 = 1e-6;
-const CHANNELS: i32 = 3;
+pub(super) const CHANNELS: i32 = 3;
 /// Patches of an image at most: four times what 1,120 soft tokens, the most that the reference's processor takes, have of them.
 const PATCHES_MAX: i32 = 1 << 15;
 /// Head sizes that the GPUs' own attention is made for; smaller ones are filled up with zeros.
@@ -175,8 +175,29 @@ pub struct ImagePatches<'a> {
 }
 
 impl ImagePatches<'_> {
-    fn patches(&self) -> i32 {
+    pub(super) fn patches(&self) -> i32 {
         self.columns * self.rows
+    }
+
+    /// Whether there are as many numbers as patches of this size have, squares of `kernel` patches, and no more than `limit` each
+    /// way.
+    pub(super) fn check(&self, patch_size: i32, kernel: i32, limit: i32) -> Result<(), EngineError> {
+        let refuse = |problem: String| Err(EngineError::Mlx(format!("the model cannot see this image: {problem}")));
+        let (columns, rows) = (self.columns, self.rows);
+        if columns < 1 || rows < 1 || columns > limit || rows > limit {
+            return refuse(format!("it has {columns} × {rows} patches, and the model knows 1 to {limit} each way"));
+        }
+        if columns % kernel != 0 || rows % kernel != 0 {
+            return refuse(format!("its {columns} × {rows} patches do not divide into squares of {kernel} × {kernel}"));
+        }
+        let Some(patches) = columns.checked_mul(rows).filter(|patches| *patches <= PATCHES_MAX) else {
+            return refuse(format!("it has {columns} × {rows} patches, {PATCHES_MAX} are possible"));
+        };
+        let numbers = patches as usize * (CHANNELS * patch_size * patch_size) as usize;
+        if self.values.len() != numbers {
+            return refuse(format!("{columns} × {rows} patches are {numbers} numbers, and it has {}", self.values.len()));
+        }
+        Ok(())
     }
 }
 
@@ -224,7 +245,7 @@ impl VisionTower {
     /// image sees itself alone. On the CPU it is computed before this returns.
     pub fn encode(&self, images: &[ImagePatches<'_>]) -> Result<Array, EngineError> {
         for image in images {
-            self.check(image)?;
+            image.check(self.config.patch_size, self.config.pooling_kernel_size, self.config.position_embedding_size)?;
         }
         if images.is_empty() {
             return Err(EngineError::Mlx("the vision tower was given no image".into()));
@@ -245,26 +266,6 @@ impl VisionTower {
 
     pub fn encode_price(&self, dtype_bytes: u64) -> EncodePrice {
         self.config.encode_price(self.device, dtype_bytes)
-    }
-
-    fn check(&self, image: &ImagePatches<'_>) -> Result<(), EngineError> {
-        let refuse = |problem: String| Err(EngineError::Mlx(format!("the vision tower cannot take this image: {problem}")));
-        let (columns, rows, kernel) = (image.columns, image.rows, self.config.pooling_kernel_size);
-        let limit = self.config.position_embedding_size;
-        if columns < 1 || rows < 1 || columns > limit || rows > limit {
-            return refuse(format!("it has {columns} × {rows} patches, and the model knows 1 to {limit} each way"));
-        }
-        if columns % kernel != 0 || rows % kernel != 0 {
-            return refuse(format!("its {columns} × {rows} patches do not divide into squares of {kernel} × {kernel}"));
-        }
-        let Some(patches) = columns.checked_mul(rows).filter(|patches| *patches <= PATCHES_MAX) else {
-            return refuse(format!("it has {columns} × {rows} patches, {PATCHES_MAX} are possible"));
-        };
-        let numbers = patches as usize * (CHANNELS * self.config.patch_size * self.config.patch_size) as usize;
-        if image.values.len() != numbers {
-            return refuse(format!("{columns} × {rows} patches are {numbers} numbers, and it has {}", image.values.len()));
-        }
-        Ok(())
     }
 
     /// (all patches, hidden)
@@ -320,7 +321,7 @@ impl VisionTower {
 }
 
 /// Column and row of each patch of all images.
-fn places(images: &[ImagePatches<'_>]) -> [Array; 2] {
+pub(super) fn places(images: &[ImagePatches<'_>]) -> [Array; 2] {
     let (mut columns, mut rows) = (Vec::new(), Vec::new());
     for image in images {
         for row in 0..image.rows {
