@@ -20,7 +20,7 @@ pub use device::{WeightForm, device_memory};
 pub use ffi::{mlx_version, prepare_environment};
 pub use logprobs::{Logprobs, TokenLogprob};
 pub use mlx::{MlxEngine, MlxOptions};
-pub use models::encode_prices;
+pub use models::{check_weights, encode_prices};
 pub use price::encoded_at_once;
 pub use weights::WeightError;
 

@@ -126,12 +126,12 @@ impl Header {
         if self.corpus.is_some() {
             let delimiter = char::from(self.delimiter);
             let error = format!("the row has not the {wanted} fields of its table, separated by {delimiter:?}; correct the line");
-            return Err(Unreadable { error, columns });
+            return Err(Unreadable { error, columns, is_certain: false });
         }
         let found = if found == wanted { format!("more than {wanted} fields") } else { format!("{found} of {wanted} fields") };
         let error =
             format!("the row has {found}, as the header counts them; quote fields that hold a delimiter, and write empty ones");
-        Err(Unreadable { error, columns })
+        Err(Unreadable { error, columns, is_certain: false })
     }
 }
 

@@ -56,11 +56,12 @@ impl Wanted {
                 break;
             }
         }
-        match (recording, text) {
-            (None, None) if image.is_some() => Ok(Self::Images),
-            (None, _) => Ok(Self::Texts),
-            (Some(_), None) => Ok(Self::Recordings),
-            (Some(recording), Some(_)) => Self::of_both(folder, recording),
+        match (recording, text, image) {
+            (None, None, Some(_)) => Ok(Self::Images),
+            (None, Some(text), Some(image)) => Err(ambiguous(folder, "images", image, "texts beside them", text)),
+            (None, _, None) => Ok(Self::Texts),
+            (Some(_), None, _) => Ok(Self::Recordings),
+            (Some(recording), Some(_), _) => Self::of_both(folder, recording),
         }
     }
 
@@ -76,10 +77,7 @@ impl Wanted {
             }
         }
         let Some(text) = alone else { return Ok(Self::Recordings) };
-        let below = |path: PathBuf| slashed(path.strip_prefix(folder).unwrap_or(&path));
-        let extension = recording.extension().unwrap_or_default().to_string_lossy().into_owned();
-        let (recording, text) = (below(recording), below(text));
-        Err(ManifestError::Ambiguous { folder: folder.to_path_buf(), recording, text, extension })
+        Err(ambiguous(folder, "recordings", recording, "texts that are no transcripts of them", text))
     }
 
     /// What a file is, by its path below `folder`.
@@ -97,6 +95,14 @@ impl Wanted {
             }
         }
     }
+}
+
+/// Of a folder with files of two kinds, of which a job without a glob does not say which are its rows.
+fn ambiguous(folder: &Path, kind: &'static str, file: PathBuf, texts: &'static str, text: PathBuf) -> ManifestError {
+    let below = |path: PathBuf| slashed(path.strip_prefix(folder).unwrap_or(&path));
+    let extension = file.extension().unwrap_or_default().to_string_lossy().into_owned();
+    let (file, text) = (below(file), below(text));
+    ManifestError::Ambiguous { folder: folder.to_path_buf(), kind, file, texts, text, extension }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -267,7 +273,7 @@ impl FoundFile {
                 read.insert(columns.prompt.clone(), Value::String(text.into()));
                 Ok(read)
             }
-            Err(error) => Err(Unreadable { error, columns: read }),
+            Err(error) => Err(Unreadable { error, columns: read, is_certain: true }),
         };
         FileRow { id: name, input_hash, parsed, media: Media::default() }
     }
@@ -308,7 +314,7 @@ impl FoundFile {
                 }
                 Ok(read)
             }
-            Err(error) => Err(Unreadable { error, columns: read }),
+            Err(error) => Err(Unreadable { error, columns: read, is_certain: true }),
         };
         let audio = MediaSource::File(path);
         FileRow {

@@ -87,6 +87,7 @@ pub struct Medium {
 #[derive(Debug, Clone, PartialEq)]
 pub struct BadRow {
     pub row: u64,
+    /// Its own, where that could be read and is no other row's; else derived from the source.
     pub id: String,
     pub source: String,
     pub input_hash: u64,
@@ -267,7 +268,11 @@ impl Manifest {
             },
             Err(bad) => bad,
         };
-        // Another row may be called by the very name that is derived for this one.
+        if self.ids.insert(&bad.id, place).is_ok() {
+            return Err(bad);
+        }
+        // Its own id is another row's. And another row may be called by the very name that is derived for this one.
+        bad.id = block.derived_id(index);
         let derived = bad.id.len();
         for attempt in 2.. {
             if self.ids.insert(&bad.id, place).is_ok() {

@@ -67,11 +67,13 @@ pub(super) struct Fault {
 pub(super) struct Unreadable {
     pub error: String,
     pub columns: Map<String, Value>,
+    /// Which column each value belongs to is certain, so that the row's own id can be told.
+    pub is_certain: bool,
 }
 
 impl Unreadable {
     pub fn new(error: String) -> Self {
-        Self { error, columns: Map::new() }
+        Self { error, columns: Map::new(), is_certain: false }
     }
 }
 
@@ -116,17 +118,26 @@ impl Block {
             }
         };
         let row = self.row(index);
-        let bad = |error, columns, source| Box::new(BadRow { row, id: self.derived_id(index), source, input_hash, error, columns });
-        let (read, media) = match parsed {
-            Ok(read) => read,
-            Err(Unreadable { error, columns }) => return Err(bad(error, columns, source)),
+        let bad = |error, id: Option<String>, columns, source| {
+            let id = id.unwrap_or_else(|| self.derived_id(index));
+            Box::new(BadRow { row, id, source, input_hash, error, columns })
         };
         // A file's id is its path or what its transcripts call it, whatever its columns are called.
-        let given = if id.is_none() { read.get(&columns.id).map(|value| id_of(value, &columns.id)) } else { id.map(Ok) };
-        let id = match given {
+        let given = |id: Option<String>, read: &Map<String, Value>| match id {
+            Some(id) => Some(Ok(id)),
+            None => read.get(&columns.id).map(|value| id_of(value, &columns.id)),
+        };
+        let (read, media) = match parsed {
+            Ok(read) => read,
+            Err(Unreadable { error, columns: read, is_certain }) => {
+                let id = if is_certain { given(id, &read).and_then(Result::ok) } else { id };
+                return Err(bad(error, id, read, source));
+            }
+        };
+        let id = match given(id, &read) {
             None => self.derived_id(index),
             Some(Ok(id)) => id,
-            Some(Err(error)) => return Err(bad(error, read, source)),
+            Some(Err(error)) => return Err(bad(error, None, read, source)),
         };
         let Media { audio, images, parts } = media;
         Ok(Item { row, id, source, input_hash, columns: read, audio, images, parts })
@@ -200,7 +211,7 @@ fn with_media(
 ) -> Read {
     let parsed = parsed.and_then(|mut read| match media_of(&mut read, held, file.folder(), &source, columns) {
         Ok(media) => Ok((read, media)),
-        Err(error) => Err(Unreadable { error, columns: read }),
+        Err(error) => Err(Unreadable { error, columns: read, is_certain: true }),
     });
     if let Ok((_, media)) = &parsed {
         input_hash = media.sources().fold(input_hash, hash_with);

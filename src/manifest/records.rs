@@ -172,7 +172,7 @@ impl Records {
                         let shown = name.clone().unwrap_or_else(|| format!("row {row}"));
                         match source(shown, bytes) {
                             Ok(source) => record.audio = Some(source),
-                            Err(error) => return Err(Unreadable { error, columns: record.columns }),
+                            Err(error) => return Err(Unreadable { error, columns: record.columns, is_certain: true }),
                         }
                         json!({ "path": name, "parquet": place.to_string_lossy(), "row": row })
                     }
@@ -182,7 +182,7 @@ impl Records {
                     Ok(value) => value,
                     Err(error) => {
                         let error = format!("column `{}`: {error}", shorten(field.name()));
-                        return Err(Unreadable { error, columns: record.columns });
+                        return Err(Unreadable { error, columns: record.columns, is_certain: true });
                     }
                 }
             };

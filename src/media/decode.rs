@@ -24,7 +24,7 @@ use super::silence::Silence;
 use super::source::{Allowance, PACKET_BYTES_MAX, Source};
 use super::track::{About, PACKET_FRAMES_MAX, choose, make_decoder, prepared};
 use super::trim::Trim;
-use super::{MediaError, aac};
+use super::{MediaError, StoredError, aac};
 
 /// Packets that are looked at before the first is decoded.
 const FIRST_PACKETS: usize = 16;
@@ -271,7 +271,7 @@ impl Packets {
 
     fn stop(&mut self, error: Error, block: &mut Block, notes: &mut Vec<String>) -> Result<bool, MediaError> {
         let error = explained(error, self.kind, &self.allowance);
-        if self.frames == 0 || matches!(error, MediaError::Read { .. }) {
+        if self.frames == 0 || matches!(error, MediaError::Stored(_)) {
             self.has_ended = true;
             return Err(error);
         }
@@ -363,7 +363,7 @@ fn explained(error: Error, kind: Kind, allowance: &Allowance) -> MediaError {
     match error {
         _ if allowance.is_spent() => MediaError::damaged(format, "it holds more bytes without sound than any recording"),
         Error::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => MediaError::damaged(format, "it ends too early"),
-        Error::IoError(source) => MediaError::Read { source },
+        Error::IoError(source) => MediaError::Stored(StoredError::Read { source }),
         Error::DecodeError(reason) | Error::LimitError(reason) => MediaError::damaged(format, told(reason)),
         Error::Unsupported(what) => MediaError::unsupported(format!("{format} of this kind ({})", told(what))),
         Error::SeekError(_) | Error::ResetRequired => MediaError::damaged(format, "its parts do not fit together"),

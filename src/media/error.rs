@@ -2,19 +2,13 @@ use std::{any::Any, io};
 
 use thiserror::Error;
 
+use super::StoredError;
+
 /// Why a recording cannot be used: the sentence of a failed row, beside which its source is shown.
 #[derive(Debug, Error)]
 pub enum MediaError {
-    #[error("the file does not exist; correct its path, or make the file first")]
-    Missing,
-    #[error("the path is a folder; name the file in it")]
-    Folder,
-    #[error("the path is not a regular file; copy what it yields into a file and name that")]
-    NotRegular,
-    #[error("the file cannot be read ({source}); check its permissions and the disk")]
-    Read { source: io::Error },
-    #[error("the file is empty (0 bytes); it was perhaps never downloaded or written")]
-    Empty,
+    #[error(transparent)]
+    Stored(#[from] StoredError),
     #[error("this is not a recording: its content is {content}; correct the path")]
     NotAudio { content: String },
     #[error("{what} cannot be decoded here; convert the file to WAV or FLAC, for example with ffmpeg")]
@@ -40,11 +34,7 @@ pub enum MediaError {
 
 impl MediaError {
     pub(super) fn read(source: io::Error) -> Self {
-        match source.kind() {
-            io::ErrorKind::NotFound => Self::Missing,
-            io::ErrorKind::IsADirectory => Self::Folder,
-            _ => Self::Read { source },
-        }
+        Self::Stored(StoredError::read(source))
     }
 
     pub(super) fn unsupported(what: impl Into<String>) -> Self {

@@ -19,6 +19,7 @@ mod recording;
 mod resample;
 mod silence;
 mod source;
+mod stored;
 mod track;
 mod trim;
 mod vorbis;
@@ -26,6 +27,7 @@ mod wav;
 
 pub use error::{MediaError, panic_words};
 pub use recording::Recording;
+pub use stored::{StoredError, stored_bytes};
 
 mod image;
 mod mel;
@@ -59,6 +61,21 @@ pub enum MediaSource {
         name: String,
         bytes: Arc<[u8]>,
     },
+}
+
+impl MediaSource {
+    /// The file's path, or what its row calls it.
+    pub fn name(&self) -> String {
+        match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Bytes { name, .. } => name.clone(),
+        }
+    }
+
+    /// The sentence of a row whose recording or image cannot be used.
+    pub fn fault(&self, error: &impl std::fmt::Display) -> String {
+        format!("{}: {error}", self.name())
+    }
 }
 
 /// What a model's encoder is given: `frames` × `bins` numbers, a frame after the other.

@@ -1,11 +1,11 @@
 //! The bytes of a recording, from a file or from memory, with a limit on how many one call of a demuxer may take.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{MediaError, MediaSource};
+use super::{MediaError, MediaSource, stored_bytes};
 
 /// Bytes that opening a file may take: the tables of a film of days, or a junk start, and no more.
 pub(super) const OPEN_BYTES_MAX: u64 = 256 << 20;
@@ -45,23 +45,11 @@ pub(super) struct Source {
 
 impl Source {
     pub fn open(source: &MediaSource) -> Result<Self, MediaError> {
-        let (inner, length) = match source {
-            MediaSource::File(path) => {
-                // Looked at first: opening a pipe would wait for whoever writes to it.
-                let metadata = fs::metadata(path).map_err(MediaError::read)?;
-                if metadata.is_dir() {
-                    return Err(MediaError::Folder);
-                }
-                if !metadata.is_file() {
-                    return Err(MediaError::NotRegular);
-                }
-                (Inner::File(File::open(path).map_err(MediaError::read)?), metadata.len())
-            }
-            MediaSource::Bytes { bytes, .. } => (Inner::Bytes(Cursor::new(bytes.clone())), bytes.len() as u64),
+        let length = stored_bytes(source)?;
+        let inner = match source {
+            MediaSource::File(path) => Inner::File(File::open(path).map_err(MediaError::read)?),
+            MediaSource::Bytes { bytes, .. } => Inner::Bytes(Cursor::new(bytes.clone())),
         };
-        if length == 0 {
-            return Err(MediaError::Empty);
-        }
         Ok(Self { inner, start: 0, length, stated_length: length, allowance: Allowance(Arc::new(AtomicU64::new(OPEN_BYTES_MAX))) })
     }
 

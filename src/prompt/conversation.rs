@@ -91,6 +91,25 @@ pub(super) fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// Of a conversation with an image or a recording in a message that is not its user's, the sentence for a chat template that does not
+/// write it; a system message before others.
+pub(super) fn misplaced(messages: &[Message]) -> Option<String> {
+    let has = |message: &Message, wanted: &Part| matches!(&message.content, Content::Parts(parts) if parts.contains(wanted));
+    let places = messages.iter().zip(1..).filter_map(|(message, number)| match message {
+        message if message.role == "user" => None,
+        message if has(message, &Part::Image) => Some((number, &message.role, MediumKind::Image)),
+        message if has(message, &Part::Audio) => Some((number, &message.role, MediumKind::Audio)),
+        _ => None,
+    });
+    let (number, role, kind) =
+        places.min_by_key(|(number, role, _)| (!matches!(role.as_str(), "system" | "developer"), *number))?;
+    Some(format!(
+        "message {number}, whose role is {role:?}, has {}, which the model's chat template does not write there: move it into a message \
+         whose role is \"user\"",
+        kind.name()
+    ))
+}
+
 /// Changes every string that a row gave.
 pub(super) fn map_texts(messages: &mut [Message], map: impl Fn(&str) -> Cow<'_, str>) {
     let apply = |text: &mut String| {
@@ -147,6 +166,21 @@ mod tests {
         let messages = parse("messages", &value).unwrap();
         assert_eq!(plain(&messages), "a\nb\nc");
         assert_eq!(parse("messages", &Value::String(value.to_string())).unwrap(), messages);
+    }
+
+    #[test]
+    fn media_outside_of_the_users_messages_are_named() {
+        let of = |value: Value| misplaced(&parse("messages", &value).unwrap());
+        let (image, audio) = (json!({"type": "image"}), json!({"type": "audio"}));
+        let user = json!({"role": "user", "content": [image, audio]});
+        let system = json!({"role": "system", "content": [{"type": "text", "text": "a"}, image]});
+        let assistant = json!({"role": "assistant", "content": [audio]});
+        assert_eq!(of(json!([user])), None);
+        let sentence = of(json!([system, user])).unwrap();
+        assert!(sentence.starts_with("message 1, whose role is \"system\", has an image, which"), "{sentence}");
+        let sentence = of(json!([user, assistant])).unwrap();
+        assert!(sentence.starts_with("message 2, whose role is \"assistant\", has a recording, which"), "{sentence}");
+        assert!(of(json!([user, assistant, system])).unwrap().starts_with("message 3"));
     }
 
     #[test]

@@ -100,6 +100,39 @@ fn messages_have_their_parts_in_place_and_the_rows_own_in_front() {
 }
 
 #[test]
+fn media_that_the_chat_template_leaves_out_are_named_by_their_message() {
+    let messages = json!([
+        {"role": "system", "content": [{"type": "image", "image": "s"}]},
+        {"role": "user", "content": "1"},
+    ]);
+    let row = Item { parts: vec![image("s")], ..item(json!({ "messages": messages })) };
+    let expected = "message 1, whose role is \"system\", has an image, which the model's chat template does not write there: move it \
+                    into a message whose role is \"user\"";
+    let texts_alone =
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}{% endfor %}";
+    let fails = "{% for m in messages %}{{ m.content + '' }}{% endfor %}";
+    for template in [texts_alone, fails] {
+        assert_eq!(prompter(Some(template), None).prepare(&row).unwrap_err(), expected);
+    }
+    let refuses = prompter(Some("{{ raise_exception('no system') }}"), None).prepare(&row).unwrap_err();
+    assert!(refuses.contains("refuses this conversation: no system"), "{refuses}");
+}
+
+#[test]
+fn what_a_row_typed_is_told_apart_where_a_prompt_is_shown() {
+    let row = |prompt: &str| Item { images: vec![file("a")], ..item(json!({ "prompt": prompt })) };
+    let prompter = prompter(Some(TEMPLATE), None);
+    let typed = |prompt: &str| prompter.prepare(&row(prompt)).unwrap().typed;
+    assert_eq!(typed("see <bos>!").as_deref(), Some("<|im_start|><bos>see ⟦<bos>⟧!"));
+    assert_eq!(typed("<|im_end|><bos>").as_deref(), Some("<|im_start|><bos>⟦<|im_end|>⟧⟦<bos>⟧"));
+    assert_eq!(typed("see"), None);
+    // Parts that would make a token together are kept apart, and are none.
+    let content = json!([{"type": "text", "text": "<b"}, {"type": "text", "text": "os>"}]);
+    let parts = item(json!({"messages": [{"role": "user", "content": content}]}));
+    assert_eq!(prompter.prepare(&parts).unwrap().typed, None);
+}
+
+#[test]
 fn what_a_row_says_is_no_place() {
     let prompter = prompter(Some(TEMPLATE), Some("{{ x }}{{ image }}"));
     let row = Item { images: vec![file("a")], ..item(json!({"x": "<bos> \u{fdd3}0\u{fdd3}<|im_end|>"})) };
@@ -141,8 +174,17 @@ fn media_count_for_the_context_and_without_a_tower_fail_their_row() {
     // A chat template that writes no places.
     let deaf = prompter(Some("{{ messages[0].role }}"), None);
     let row = Item { images: vec![file("a")], ..item(json!({"prompt": "x"})) };
-    let error = deaf.complete(deaf.prepare(&row).unwrap().request, &[sensed(MediumKind::Image, 4)]).unwrap_err();
+    let error = deaf.prepare(&row).unwrap_err();
     assert!(error.contains("0 places for images, and the row has 1"), "{error}");
+    // What is too long with one soft token a medium is so before anything is decoded.
+    let bytes = |count: usize| Item { images: vec![file("a")], ..item(json!({"prompt": "x".repeat(count)})) };
+    let max_tokens = seeing.generation.max_tokens as usize;
+    let fits = (1..320).rev().find(|count| seeing.prepare(&bytes(*count)).is_ok()).unwrap();
+    let request = seeing.prepare(&bytes(fits)).unwrap().request;
+    assert_eq!(request.prompt.len() + 2 + max_tokens, 320);
+    assert_eq!(seeing.complete(request, &[sensed(MediumKind::Image, 1)]).unwrap().prompt.len() + max_tokens, 320);
+    let error = seeing.prepare(&bytes(fits + 1)).unwrap_err();
+    assert!(error.contains("the prompt has at least") && error.contains("together 1 more than the context of 320"), "{error}");
 }
 
 /// A WAV of one channel and 16 bits, of so many samples of a ramp.

@@ -8,6 +8,7 @@
 //! [`Prompter::complete`] knows how many soft tokens each has.
 
 mod conversation;
+mod literal;
 mod placement;
 mod python;
 mod senses;
@@ -42,6 +43,8 @@ use crate::schedule::{self, Request, SequenceId};
 const FUEL: u64 = 50_000_000;
 /// No token of a vocabulary in use stands for more bytes: a longer text is over the limit without being tokenized.
 const TOKEN_BYTES_MAX: usize = 1024;
+/// Around a control token in a row's text, where a person is shown a prompt.
+pub const TYPED: [&str; 2] = ["⟦", "⟧"];
 const ROW_TEMPLATE: &str = "prompt.template";
 
 #[derive(Debug, Error)]
@@ -67,6 +70,8 @@ pub struct Prepared {
     pub media: Vec<Medium>,
     /// The text that was tokenized, as the model reads it.
     pub rendered: String,
+    /// The same with [`TYPED`] around what reads like a control token and is text of the row; none where nothing does.
+    pub typed: Option<String>,
     pub reference: Option<String>,
 }
 
@@ -97,6 +102,8 @@ struct RowTemplate {
     environment: Environment<'static>,
     /// Columns it may ask for.
     columns: Vec<String>,
+    /// What stands in single braces.
+    literals: Vec<String>,
 }
 
 impl Prompter {
@@ -167,6 +174,21 @@ impl Prompter {
         &self.towers
     }
 
+    /// Tokens that a prompt and its completion can have together, where the model's files say.
+    pub fn context_length(&self) -> Option<u32> {
+        self.context_length
+    }
+
+    /// Whether the job's template holds anything that [`Self::template_note`] could be about.
+    pub fn has_literals(&self) -> bool {
+        self.row_template.as_ref().is_some_and(|template| !template.literals.is_empty())
+    }
+
+    /// What the job's author should know of a template that seems to name a column of this row and leaves it as it is written.
+    pub fn template_note(&self, item: &Item) -> Option<String> {
+        literal::note(&self.row_template.as_ref()?.literals, &item.columns)
+    }
+
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.chat_template.as_ref()
     }
@@ -180,7 +202,7 @@ impl Prompter {
             let stop_tokens = stop_tokens(&generation, &self.end_tokens);
             (Arc::new(generation), stop_tokens)
         };
-        let Rendered { marked, begins_itself, media } = self.render(item)?;
+        let Rendered { marked, begins_itself, media, misplaced } = self.render(item)?;
         if let Some(context) = self.context_length
             && marked.len() / TOKEN_BYTES_MAX > context as usize
         {
@@ -193,7 +215,15 @@ impl Prompter {
         if prompt.is_empty() {
             return Err("the prompt is empty: it has no tokens".to_owned());
         }
-        self.check_length(prompt.len(), generation.max_tokens)?;
+        // A place for a medium that is not there would be computed as if it were a word.
+        let kinds = media.iter().map(|medium| medium.kind);
+        splice::check_places(&prompt, &self.towers, kinds).map_err(|error| misplaced.unwrap_or(error))?;
+        if media.is_empty() {
+            self.check_length(prompt.len(), "", generation.max_tokens)?;
+        } else {
+            // Of each medium at least one soft token between two, for the one that stands there now.
+            self.check_length(prompt.len() + 2 * media.len(), "at least ", generation.max_tokens)?;
+        }
         let request = Request {
             sequence: SequenceId(item.row),
             prompt,
@@ -205,15 +235,12 @@ impl Prompter {
             media: Vec::new(),
             whole_spans: false,
         };
+        let typed = Tokens::typed(&marked, TYPED);
         let rendered = match Tokens::unmarked(&marked) {
             Cow::Owned(rendered) => rendered,
             Cow::Borrowed(_) => marked,
         };
-        if media.is_empty() {
-            // A place for a medium that is not there would be computed as if it were a word.
-            splice(&request.prompt, &self.towers, &[])?;
-        }
-        Ok(Prepared { request, media, rendered, reference: self.reference(&item.columns) })
+        Ok(Prepared { request, media, rendered, typed, reference: self.reference(&item.columns) })
     }
 
     /// The request of a row whose media have been decoded, in the order of [`Prepared::media`]; the error is the sentence of its
@@ -221,7 +248,7 @@ impl Prompter {
     pub fn complete(&self, request: Request, media: &[Sensed]) -> Result<Request, String> {
         let counts: Vec<(MediumKind, u32)> = media.iter().map(|medium| (medium.kind, medium.soft_tokens)).collect();
         let (prompt, places) = splice(&request.prompt, &self.towers, &counts)?;
-        self.check_length(prompt.len(), request.max_tokens)?;
+        self.check_length(prompt.len(), "", request.max_tokens)?;
         let medium = |&Spliced { medium, first }: &Spliced| {
             let Sensed { content, soft_tokens, identity, .. } = &media[medium];
             schedule::Medium { first, tokens: *soft_tokens, content: Arc::clone(content), identity: *identity }
@@ -265,6 +292,7 @@ impl Prompter {
             self.check_media(&item.parts)?;
         }
         if let Some(chat_template) = &self.chat_template {
+            let mut misplaced = None;
             let (mut messages, media) = match self.row_text(columns, false, &own)? {
                 Some(text) => {
                     let (content, media) = user_content(text, &own)?;
@@ -272,6 +300,7 @@ impl Prompter {
                 }
                 None => {
                     let mut messages = conversation::parse(&self.columns.messages, &columns[&self.columns.messages])?;
+                    misplaced = conversation::misplaced(&messages);
                     let before = put_in_front(&mut messages, &own).min(item.parts.len());
                     let (before, after) = item.parts.split_at(before);
                     (messages, before.iter().chain(&own).chain(after).cloned().collect())
@@ -284,8 +313,11 @@ impl Prompter {
                 messages.insert(0, system.clone());
             }
             // A chat template writes `<bos>` itself where its model wants one.
-            let marked = chat_template.render(&messages, self.thinking).map_err(|error| error.to_string())?;
-            return Ok(Rendered { marked, begins_itself: true, media });
+            let marked = chat_template.render(&messages, self.thinking).map_err(|error| match (error, &misplaced) {
+                (TemplateError::Failed { .. }, Some(misplaced)) => misplaced.clone(),
+                (error, _) => error.to_string(),
+            })?;
+            return Ok(Rendered { marked, begins_itself: true, media, misplaced });
         }
         if let Some(text) = self.row_text(columns, true, &own)? {
             let (text, media) = match user_content(text, &own)? {
@@ -297,7 +329,7 @@ impl Prompter {
                 None => text,
             };
             let begins_itself = self.bos.as_deref().is_some_and(|bos| text.starts_with(bos));
-            return Ok(Rendered { marked: text, begins_itself, media });
+            return Ok(Rendered { marked: text, begins_itself, media, misplaced: None });
         }
         if !self.tokens.is_bytes() {
             let column = &self.columns.messages;
@@ -307,7 +339,7 @@ impl Prompter {
         }
         let messages = conversation::parse(&self.columns.messages, &columns[&self.columns.messages])?;
         let all: Vec<Message> = self.system.iter().cloned().chain(messages).collect();
-        Ok(Rendered { marked: conversation::plain(&all), begins_itself: false, media: Vec::new() })
+        Ok(Rendered { marked: conversation::plain(&all), begins_itself: false, media: Vec::new(), misplaced: None })
     }
 
     /// Whether the row's messages column counts, and not a template or a prompt.
@@ -365,17 +397,18 @@ impl Prompter {
         )
     }
 
-    fn check_length(&self, prompt_tokens: usize, max_tokens: u32) -> Result<(), String> {
+    /// `at_least` stands before the number of tokens.
+    fn check_length(&self, prompt_tokens: usize, at_least: &str, max_tokens: u32) -> Result<(), String> {
         let Some(context) = self.context_length else { return Ok(()) };
         let total = prompt_tokens as u64 + u64::from(max_tokens);
         let Some(over) = total.checked_sub(u64::from(context)).filter(|over| *over > 0) else { return Ok(()) };
-        let remedy = if (prompt_tokens as u64) < u64::from(context) {
+        let remedy = if (prompt_tokens as u64) < u64::from(context) && at_least.is_empty() {
             format!("lower generation.max_tokens to {} or shorten the row", u64::from(context) - prompt_tokens as u64)
         } else {
             "shorten the row".to_owned()
         };
         Err(format!(
-            "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, together {over} more than the context of {context}: \
+            "the prompt has {at_least}{prompt_tokens} tokens and max_tokens is {max_tokens}, together {over} more than the context of {context}: \
              {remedy}"
         ))
     }
@@ -396,6 +429,8 @@ struct Rendered {
     /// It begins as the model's texts do.
     begins_itself: bool,
     media: Vec<Medium>,
+    /// The sentence for a medium that the chat template turns out not to write, where one stands in a message that is not its user's.
+    misplaced: Option<String>,
 }
 
 /// The user's message, with its media in their order.
@@ -484,7 +519,7 @@ impl RowTemplate {
         let mut columns: Vec<String> =
             template.undeclared_variables(false).into_iter().filter(|name| !globals.contains(name)).collect();
         columns.sort();
-        Ok(Self { environment, columns })
+        Ok(Self { environment, columns, literals: literal::in_single_braces(source) })
     }
 
     /// `media` are variables beside the columns, and before them; `mark` changes what the row says.

@@ -42,15 +42,11 @@ impl Senses {
 
     /// Reads and decodes one medium; takes as long as that does. The error is a sentence with the file's name.
     pub fn sense(&self, medium: &Medium) -> Result<Sensed, String> {
-        let name = match &medium.source {
-            MediaSource::File(path) => path.display().to_string(),
-            MediaSource::Bytes { name, .. } => name.clone(),
-        };
         let sensed = match medium.kind {
             MediumKind::Image => self.see(&medium.source),
             MediumKind::Audio => self.hear(&medium.source),
         };
-        sensed.map_err(|error| format!("{name}: {error}"))
+        sensed.map_err(|error| medium.source.fault(&error))
     }
 
     fn see(&self, source: &MediaSource) -> Result<Sensed, String> {

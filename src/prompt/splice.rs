@@ -21,8 +21,7 @@ pub fn splice(prompt: &[u32], towers: &Towers, media: &[(MediumKind, u32)]) -> R
     let image = towers.image.as_ref().map(|tower| tower.placeholder);
     let audio = towers.audio.as_ref().map(|tower| tower.placeholder);
     let of_kind = |kind: MediumKind| media.iter().enumerate().filter(move |(_, (own, _))| *own == kind);
-    check(prompt, MediumKind::Image, image, of_kind(MediumKind::Image).count())?;
-    check(prompt, MediumKind::Audio, audio, of_kind(MediumKind::Audio).count())?;
+    check_places(prompt, towers, media.iter().map(|(kind, _)| *kind))?;
     let (mut images, mut sounds) = (of_kind(MediumKind::Image), of_kind(MediumKind::Audio));
     let soft_tokens: usize = media.iter().map(|(_, tokens)| *tokens as usize).sum();
     let mut spliced = Vec::with_capacity(prompt.len() + 2 * media.len() + soft_tokens);
@@ -47,7 +46,15 @@ pub fn splice(prompt: &[u32], towers: &Towers, media: &[(MediumKind, u32)]) -> R
     Ok((spliced, places))
 }
 
-/// As many placeholders as media.
+/// Whether `prompt` has as many placeholders of each kind as there are `media`. The error is a sentence.
+pub fn check_places(prompt: &[u32], towers: &Towers, media: impl Iterator<Item = MediumKind> + Clone) -> Result<(), String> {
+    let count = |kind: MediumKind| media.clone().filter(|own| *own == kind).count();
+    let image = towers.image.as_ref().map(|tower| tower.placeholder);
+    let audio = towers.audio.as_ref().map(|tower| tower.placeholder);
+    check(prompt, MediumKind::Image, image, count(MediumKind::Image))?;
+    check(prompt, MediumKind::Audio, audio, count(MediumKind::Audio))
+}
+
 fn check(prompt: &[u32], kind: MediumKind, placeholder: Option<Placeholder>, media: usize) -> Result<(), String> {
     let places = placeholder.map_or(0, |placeholder| prompt.iter().filter(|token| **token == placeholder.token).count());
     if places == media {

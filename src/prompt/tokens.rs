@@ -177,6 +177,26 @@ impl Tokens {
         if text.contains(MARKS) { Cow::Owned(text.replace(MARKS, "")) } else { Cow::Borrowed(text) }
     }
 
+    /// A marked text with `around` each control token that is text of a row, and without marks; none where there is none.
+    pub fn typed(text: &str, around: [&str; 2]) -> Option<String> {
+        let (mut shown, mut any, mut rest) = (String::new(), false, text);
+        while let Some(start) = rest.find(MARK_START) {
+            let (before, inside) = (&rest[..start], &rest[start + MARK_START.len_utf8()..]);
+            shown.push_str(&Self::unmarked(before));
+            rest = inside;
+            // Parts that are kept apart begin with a mark that nothing ends.
+            if let Some(end) = inside.find([MARK_START, MARK_END])
+                && let Some(after) = inside[end..].strip_prefix(MARK_END)
+            {
+                any = true;
+                shown.extend([around[0], &Self::unmarked(&inside[..end]), around[1]]);
+                rest = after;
+            }
+        }
+        shown.push_str(&Self::unmarked(rest));
+        any.then_some(shown)
+    }
+
     /// Ids of a text whose control tokens mean what they say. `add_special_tokens` puts those around it that the tokenizer puts
     /// around every text, `<bos>` for one.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokensError> {

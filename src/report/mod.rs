@@ -18,5 +18,5 @@ pub use compared::{Compared, ComparedRow, Texts};
 pub use event::{Event, Progress};
 pub use log::EventLog;
 pub use reporter::{ProgressMode, Reporter};
-pub use summary::{Heard, StageTimes, Summary};
+pub use summary::{ErrorsLeftOff, Heard, StageTimes, Summary};
 pub use tally::{Measured, Tally};

@@ -23,6 +23,9 @@ pub struct Summary {
     pub failed_by_stage: BTreeMap<String, u64>,
     /// The most frequent sorts of errors: an example, and how many rows.
     pub errors: Vec<(String, u64)>,
+    /// Absent where `errors` are all there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub errors_left_off: Option<ErrorsLeftOff>,
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub completion_tokens: u64,
@@ -45,6 +48,28 @@ pub struct Summary {
     /// Absent without scores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scores: Option<Compared>,
+}
+
+/// Errors beyond those that are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ErrorsLeftOff {
+    pub kinds: u64,
+    pub rows: u64,
+    /// No kind came up after so many that no more were told apart.
+    pub all_counted: bool,
+}
+
+impl ErrorsLeftOff {
+    /// `and 3 more kinds (12 rows)`.
+    pub fn words(&self) -> String {
+        let rows = if self.rows == 1 { "1 row".to_owned() } else { format!("{} rows", words::count(self.rows)) };
+        let kinds = words::count(self.kinds);
+        match self.kinds {
+            _ if !self.all_counted => format!("and {kinds} or more other kinds ({rows})"),
+            1 => format!("and 1 more kind ({rows})"),
+            _ => format!("and {kinds} more kinds ({rows})"),
+        }
+    }
 }
 
 /// Of the ok rows that have a recording.
@@ -159,6 +184,9 @@ impl fmt::Display for Summary {
         }
         for (at, (error, rows)) in self.errors.iter().enumerate() {
             line(if at == 0 { "errors" } else { "" }, &format!("{} × {error}", words::count(*rows)))?;
+        }
+        if let Some(left_off) = &self.errors_left_off {
+            line("", &left_off.words())?;
         }
         if self.rows_failed > 0 {
             line("failed rows", &self.output.join(FAILED_FILE).display().to_string())?;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{Heard, StageTimes, Summary, Texts, compared::Comparison, spread::Spread, words};
+use super::{ErrorsLeftOff, Heard, StageTimes, Summary, Texts, compared::Comparison, spread::Spread, words};
 use crate::{
     score::Score,
     sink::{Completion, Outcome, Row},
@@ -175,13 +175,17 @@ impl Tally {
         let sums = &self.sums;
         let mut errors: Vec<_> = self.errors.values().cloned().collect();
         errors.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let kinds = errors.len().saturating_sub(ERRORS_SHOWN) as u64;
         errors.truncate(ERRORS_SHOWN);
+        let rows = self.rows_failed() - errors.iter().map(|(_, rows)| rows).sum::<u64>();
+        let errors_left_off = (rows > 0).then_some(ErrorsLeftOff { kinds, rows, all_counted: self.errors.len() < ERRORS_MAX });
         let worked_us: i64 = self.stretches.iter().map(|(start, end)| end.saturating_sub(*start)).fold(0, i64::saturating_add);
         let summary = Summary {
             rows_ok: self.rows_ok,
             rows_failed: self.rows_failed(),
             failed_by_stage: self.failed_by_stage.clone(),
             errors,
+            errors_left_off,
             prompt_tokens: sums.prompt_tokens,
             cached_tokens: sums.cached_tokens,
             completion_tokens: sums.completion_tokens,
@@ -273,5 +277,23 @@ mod tests {
         let summary = tally.summary();
         assert_eq!((summary.rows_failed, summary.errors.len()), (5000, ERRORS_SHOWN));
         assert!(summary.errors[0].0.len() < 300);
+        let left_off = summary.errors_left_off.unwrap();
+        assert_eq!(left_off, ErrorsLeftOff { kinds: 995, rows: 4995, all_counted: false });
+        assert_eq!(left_off.words(), "and 995 or more other kinds (4,995 rows)");
+    }
+
+    #[test]
+    fn errors_that_are_not_shown_are_counted() {
+        let mut tally = Tally::default();
+        for (kind, rows) in ["a", "b", "c", "d", "e"].into_iter().zip(2..) {
+            (0..rows).for_each(|_| tally.failed("prompt", kind));
+        }
+        assert_eq!(tally.summary().errors_left_off, None);
+        tally.failed("media", "f");
+        assert_eq!(tally.summary().errors_left_off.unwrap().words(), "and 1 more kind (1 row)");
+        (0..2).for_each(|_| tally.failed("media", "g"));
+        let summary = tally.summary();
+        assert_eq!(summary.errors.len(), ERRORS_SHOWN);
+        assert!(summary.to_string().contains("\n               and 2 more kinds (3 rows)\n"), "{summary}");
     }
 }

@@ -10,16 +10,16 @@ use serde::Serialize;
 use super::{
     Status,
     feed::Preparation,
-    open::{Model, Words, refuse_results_as_input, weight_files},
+    open::{Model, Words, refuse_results_as_input, template_note, weight_files},
     print,
 };
 use crate::{
     args, engine,
     job::{Device, Dtype, Job, KvBudget},
     manifest::{self, Item, Medium, MediumKind},
-    media::MediaSource,
+    media::{MediaSource, Picture, stored_bytes},
     model::{ModelSummary, Towers},
-    prompt::Prepared,
+    prompt::{Prepared, TYPED},
 };
 
 /// Prompts that are shown in full, and the characters of each.
@@ -49,6 +49,15 @@ struct Found {
     prompt_tokens_mean: f64,
     prompt_tokens_max: u32,
     prompt_tokens: u64,
+    /// Good rows that are longer than the context if each of their images and recordings has as many tokens as one has at most. Which
+    /// of them are is known when these are decoded; the run fails those.
+    rows_perhaps_too_long: u64,
+    /// What a prompt and its completion can have together; none where the model does not say.
+    context_tokens: Option<u32>,
+    /// Why the weights cannot be loaded, where their headers tell.
+    weights_fault: Option<String>,
+    /// What the job's author should know.
+    notes: Vec<String>,
     /// Prompt and completion of the longest row, with as many tokens for each image and recording as one has at most.
     row_tokens_max: u32,
     kv_bytes_per_token: u64,
@@ -69,6 +78,9 @@ struct Shown {
     id: String,
     tokens: usize,
     prompt: String,
+    /// The same with [`TYPED`] around text of the row that reads like a control token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_with_typed: Option<String>,
 }
 
 pub fn check(args: &args::Check) -> Result<Status> {
@@ -79,7 +91,11 @@ pub fn check(args: &args::Check) -> Result<Status> {
     let found = find(&job, &model, &words, args.job.limit.unwrap_or(u64::MAX))?;
     let text = if args.json { serde_json::to_string_pretty(&found)? + "\n" } else { describe(&job, &found) };
     print(&text)?;
-    Ok(if found.rows_bad > 0 { Status::SomeRowsFailed } else { Status::Ok })
+    Ok(match found {
+        Found { weights_fault: Some(_), .. } => Status::Failed,
+        Found { rows_bad: 1.., .. } => Status::SomeRowsFailed,
+        _ => Status::Ok,
+    })
 }
 
 fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
@@ -100,6 +116,10 @@ fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
         prompt_tokens_mean: 0.0,
         prompt_tokens_max: 0,
         prompt_tokens: 0,
+        rows_perhaps_too_long: 0,
+        context_tokens: None,
+        weights_fault: None,
+        notes: template_note(job, words)?.into_iter().collect(),
         row_tokens_max: 0,
         kv_bytes_per_token: 0,
         row_kv_bytes_max: 0,
@@ -109,6 +129,9 @@ fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
         rows_together: 0,
         prompts: Vec::new(),
     };
+    if let Words::Prompts(prompter) = words {
+        found.context_tokens = prompter.context_length();
+    }
     let preparation = words.preparation(job);
     let mut prompts = 0u64;
     while found.rows < limit
@@ -137,15 +160,19 @@ fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
                     found.image_bytes += media.image_bytes;
                     found.recordings += media.recordings;
                     found.recording_bytes += media.recording_bytes;
-                    let request = prepared.request;
+                    let request = &prepared.request;
                     let tokens = request.prompt.len() as u32;
+                    let tokens_max = u64::from(tokens) + u64::from(media.tokens_max) + u64::from(request.max_tokens);
+                    found.rows_perhaps_too_long +=
+                        u64::from(found.context_tokens.is_some_and(|context| tokens_max > context.into()));
                     found.rows_good += 1;
                     found.prompt_tokens += u64::from(tokens);
                     found.prompt_tokens_min = found.prompt_tokens_min.min(tokens);
                     found.prompt_tokens_max = found.prompt_tokens_max.max(tokens);
                     found.row_tokens_max = found.row_tokens_max.max(request.reserved_tokens() + media.tokens_max);
                     if found.prompts.len() < PROMPTS_SHOWN {
-                        found.prompts.push(Shown { id, tokens: request.prompt.len(), prompt: prepared.rendered });
+                        let Prepared { rendered: prompt, typed: prompt_with_typed, .. } = *prepared;
+                        found.prompts.push(Shown { id, tokens: request.prompt.len(), prompt, prompt_with_typed });
                     }
                 }
                 Err(bad) => {
@@ -167,6 +194,10 @@ fn find(job: &Job, model: &Model, words: &Words, limit: u64) -> Result<Found> {
         Words::Recordings { .. } => &Towers::default(),
     };
     price(job, model, towers, &mut found)?;
+    if let Model::Files(files) = model {
+        let looked = engine::check_weights(&weight_files(files), files.config());
+        found.weights_fault = looked.err().map(|error| error.to_string());
+    }
     Ok(found)
 }
 
@@ -202,22 +233,21 @@ fn look(words: &Words, preparation: &Preparation, item: &Item) -> Result<Looked,
         return Ok(Looked::Prompt { id: item.id.clone(), prepared, media });
     }
     preparation.of(item)?;
-    Ok(Looked::Recording { bytes: item.audio.as_ref().map_or(Ok(0), stored_bytes)? })
+    Ok(Looked::Recording { bytes: item.audio.as_ref().map_or(Ok(0), recording_bytes)? })
 }
 
 fn look_at_media(media: &[Medium], towers: &Towers) -> Result<MediaLooked, String> {
     let mut looked = MediaLooked::default();
     for Medium { kind, source } in media {
-        let bytes = stored_bytes(source)?;
         let soft_tokens_max = match kind {
             MediumKind::Image => {
                 looked.images += 1;
-                looked.image_bytes += bytes;
+                looked.image_bytes += Picture::stored_bytes(source).map_err(|error| source.fault(&error))?;
                 towers.image.as_ref().map_or(0, |tower| tower.rule.soft_tokens_max)
             }
             MediumKind::Audio => {
                 looked.recordings += 1;
-                looked.recording_bytes += bytes;
+                looked.recording_bytes += recording_bytes(source)?;
                 towers.audio.as_ref().map_or(0, |tower| tower.soft_tokens_max)
             }
         };
@@ -227,14 +257,8 @@ fn look_at_media(media: &[Medium], towers: &Towers) -> Result<MediaLooked, Strin
     Ok(looked)
 }
 
-fn stored_bytes(source: &MediaSource) -> Result<u64, String> {
-    match source {
-        MediaSource::File(path) => {
-            let found = fs_err::metadata(path).map_err(|error| error.to_string())?;
-            if found.is_file() { Ok(found.len()) } else { Err(format!("{} is no file", path.display())) }
-        }
-        MediaSource::Bytes { bytes, .. } => Ok(bytes.len() as u64),
-    }
+fn recording_bytes(source: &MediaSource) -> Result<u64, String> {
+    stored_bytes(source).map_err(|error| source.fault(&error))
 }
 
 /// What rows will cost, told by the configuration alone.
@@ -309,7 +333,22 @@ fn describe(job: &Job, found: &Found) -> String {
             line("", "the longest row does not fit: raise batching.kv_budget, or lower generation.max_tokens");
         }
     }
+    if found.rows_perhaps_too_long > 0 {
+        let (rows, context) = (found.rows_perhaps_too_long, found.context_tokens.unwrap_or_default());
+        let rows = if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") };
+        line(
+            "too long?",
+            &format!("{rows}: over the context of {context} tokens, if images and recordings have as many as they can;"),
+        );
+        line("", "what is too long once they are decoded fails in the run: shorten it, or lower generation.max_tokens");
+    }
     line("output", &found.output);
+    for (at, fault) in found.weights_fault.iter().flat_map(|fault| fault.lines()).enumerate() {
+        line(if at == 0 { "weights" } else { "" }, fault);
+    }
+    for note in &found.notes {
+        line("note", note);
+    }
     for (source, reason) in &found.bad_rows {
         line("bad row", &format!("{source}: {reason}"));
     }
@@ -318,12 +357,17 @@ fn describe(job: &Job, found: &Found) -> String {
     }
     for shown in &found.prompts {
         let _ = writeln!(text, "\n  prompt of {} ({} tokens):", shown.id, shown.tokens);
-        let cut: String = shown.prompt.chars().take(PROMPT_CHARS).collect();
+        let prompt = shown.prompt_with_typed.as_ref().unwrap_or(&shown.prompt);
+        let cut: String = prompt.chars().take(PROMPT_CHARS).collect();
         for prompt_line in cut.lines() {
             let _ = writeln!(text, "  | {prompt_line}");
         }
-        if cut.len() < shown.prompt.len() {
-            let _ = writeln!(text, "  | … ({} characters more)", shown.prompt.chars().count() - PROMPT_CHARS);
+        if cut.len() < prompt.len() {
+            let _ = writeln!(text, "  | … ({} characters more)", prompt.chars().count() - PROMPT_CHARS);
+        }
+        if shown.prompt_with_typed.is_some() {
+            let [before, after] = TYPED;
+            let _ = writeln!(text, "  {before}…{after}: text of the row that reads like a control token, and is none");
         }
     }
     text

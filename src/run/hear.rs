@@ -245,13 +245,9 @@ impl Coordinator {
             Fed::Failed(row) => (row.row, Heard::Failed(row), None),
             Fed::Ready(pending) => match &pending.work {
                 Work::Speech { audio, .. } => {
-                    let name = match audio {
-                        MediaSource::File(path) => path.display().to_string(),
-                        MediaSource::Bytes { name, .. } => name.clone(),
-                    };
                     let listening = Listening {
                         row: pending.row,
-                        name,
+                        name: audio.name(),
                         source: Source::Closed(audio.clone()),
                         splitter: Splitter::new(self.ear.audio.long),
                         read: false,

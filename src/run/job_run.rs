@@ -60,12 +60,12 @@ pub fn run(args: &args::Run) -> Result<Status> {
     // Whatever can be found wrong is found before weights load.
     open::refuse_results_as_input(&job)?;
     let manifest = manifest::open(&job.input)?;
-    let manifest_hash = manifest::fingerprint(&job.input)?;
     let model = Model::locate(&job)?;
     let words = model.words(&job)?;
+    let template_note = open::template_note(&job, &words)?;
     let provenance = Provenance {
         job_toml: job.effective_toml(),
-        manifest_hash,
+        manifest_hash: manifest::fingerprint(&job.input)?,
         settings_hash: job.settings_hash(),
         model_id: job.model.path.clone(),
         model_hash: model.hash()?,
@@ -76,8 +76,7 @@ pub fn run(args: &args::Run) -> Result<Status> {
     let (folder, done) = Folder::open(&job, &provenance, args.fresh)?;
     let log = EventLog::open(folder.path()).context("failed to open the log of events")?;
     let mut reporter = Reporter::new(mode(args.progress), Some(log));
-    let rows_resumed = done.rows;
-    let rows_failed_before = done.rows_failed;
+    let (rows_resumed, rows_failed_before) = (done.rows, done.rows_failed);
     reporter.handle(&Event::Started {
         job: job.name.clone(),
         model: job.model.path.clone(),
@@ -85,6 +84,7 @@ pub fn run(args: &args::Run) -> Result<Status> {
         rows_total: None,
         rows_resumed,
     });
+    template_note.into_iter().for_each(|message| reporter.handle(&Event::Note { message }));
     let feed = Feed::start(Source {
         manifest,
         preparation: words.preparation(&job),

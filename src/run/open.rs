@@ -65,6 +65,16 @@ impl Words {
     }
 }
 
+/// What the job's author should know of its template, by the first good row.
+pub fn template_note(job: &Job, words: &Words) -> Result<Option<String>> {
+    let Words::Prompts(prompter) = words else { return Ok(None) };
+    if !prompter.has_literals() {
+        return Ok(None);
+    }
+    let block = manifest::open(&job.input)?.next_block()?.unwrap_or_default();
+    Ok(block.iter().find_map(|row| row.as_ref().ok()).and_then(|item| prompter.template_note(item)))
+}
+
 /// Whether the first row has a recording: the fake model is what its rows need.
 fn holds_recordings(job: &Job) -> Result<bool> {
     let block = manifest::open(&job.input)?.next_block()?.unwrap_or_default();

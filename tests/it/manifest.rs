@@ -199,6 +199,44 @@ fn ids_stay_unique_even_when_a_row_is_named_as_another_is_derived() {
 }
 
 #[test]
+fn a_bad_row_keeps_its_own_id() {
+    let id = |name: &str, content: &str| {
+        let ids = |row: Row| row.map_or_else(|bad| format!("!{}", bad.id), |item| item.id);
+        Data::one(name, content).rows().into_iter().map(ids).collect::<Vec<String>>()
+    };
+    let url = r#""image": "https://x.org/a.png""#;
+    assert_eq!(
+        id("a.jsonl", &format!("{{\"id\": \"cat\", {url}}}\n{{\"id\": 7, {url}}}\n{{{url}}}\n")),
+        ["!cat", "!7", "!a.jsonl:3"]
+    );
+    assert_eq!(id("a.csv", "id,image\ncat,s3://b/a.png\n"), ["!cat"]);
+    // An id that is none, and one that another row has, before or after.
+    assert_eq!(id("a.jsonl", &format!("{{\"id\": \"\", {url}}}\n")), ["!a.jsonl:1"]);
+    let twice = format!("{{\"id\": \"a\"}}\n{{\"id\": \"a\", {url}}}\n{{\"id\": \"b\", {url}}}\n{{\"id\": \"b\"}}\n");
+    assert_eq!(id("a.jsonl", &twice), ["a", "!a.jsonl:2", "!b", "!a.jsonl:4"]);
+    // With a field too few nothing is certain of which is the id.
+    assert_eq!(id("a.csv", "n,id,prompt\nx,y\n"), ["!a.csv:2"]);
+}
+
+#[test]
+fn a_folder_of_images_needs_no_glob_unless_texts_lie_beside() {
+    let rows = |files: &[&str], glob: Option<&str>| {
+        let files: Vec<(&str, &[u8])> = files.iter().map(|name| (*name, b"x".as_slice())).collect();
+        let data = Data::new(&files).walked(glob);
+        let manifest = manifest::open(&data.input).map_err(|error| error.to_string())?;
+        let shown = |item: Item| format!("{}{}", item.id, if item.images.is_empty() { "" } else { " seen" });
+        Ok::<_, String>(manifest.map(|row| shown(row.unwrap().unwrap())).collect::<Vec<String>>())
+    };
+    assert_eq!(rows(&["b/c.PNG", "a.jpeg", "d.heic", "notes.md"], None).unwrap(), ["a.jpeg seen", "b/c.PNG seen", "d.heic seen"]);
+    let error = rows(&["a.jpg", "README.txt"], None).unwrap_err();
+    let expected = "holds images, such as `a.jpg`, and texts beside them, such as `README.txt`; say which are the rows by `input.glob`, as \
+                    \"**/*.jpg\" or \"**/*.txt\"";
+    assert!(error.ends_with(expected), "{error}");
+    assert_eq!(rows(&["a.jpg", "README.txt"], Some("**/*.jpg")).unwrap(), ["a.jpg seen"]);
+    assert_eq!(rows(&["a.jpg", "b.txt"], Some("**/*.{jpg,txt}")).unwrap(), ["a.jpg seen", "b.txt"]);
+}
+
+#[test]
 fn ids_that_are_none() {
     let content = format!(
         "{{\"id\": \"\"}}\n{{\"id\": null}}\n{{\"id\": {{}}}}\n{{\"id\": true}}\n{{\"id\": \"{}\"}}\n{{\"id\": \"\\u0000\"}}\n",

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     kill::killed_often,
-    program::{Ended, OK, Project, Results, SOME_ROWS_FAILED, checkpoint, program, read_back},
+    program::{Ended, FAILED, OK, Project, Results, SOME_ROWS_FAILED, checkpoint, program, read_back},
     prompt::models,
     speech::{bursts, repository, wav},
 };
@@ -135,7 +135,8 @@ fn the_shipped_jobs_with_media_run_dry() {
     assert_eq!(found["recording_bytes"], 5 * (44 + 2 * 16_000));
     fs::remove_file(describe.folder.path().join(".models/speech/0890.wav")).unwrap();
     let found = describe.check(model).with(SOME_ROWS_FAILED).json();
-    assert!(found["bad_rows"][0][1].as_str().unwrap().contains("0890.wav"), "{found}");
+    let sentence = found["bad_rows"][0][1].as_str().unwrap();
+    assert!(sentence.ends_with("0890.wav: the file does not exist; correct its path, or make the file first"), "{found}");
 
     let calibration = Shipped::new("calibration");
     let found = calibration.check(model).with(OK).json();
@@ -144,6 +145,116 @@ fn the_shipped_jobs_with_media_run_dry() {
     let found = captions.check(&checkpoint("gemma4_text")).with(SOME_ROWS_FAILED).json();
     assert!(found["bad_rows"][0][1].as_str().unwrap().contains("gemma4_text sees none"), "{found}");
     assert_eq!(found["rows_bad"], 3);
+}
+
+/// `check` of a manifest, as text and as JSON.
+fn checked(model: &Path, rows: &[Value], sections: &str) -> (String, Value) {
+    let project = Project::new(model.to_str().unwrap(), rows, sections);
+    fs::write(project.path("a.png"), fs::read(repository("fixtures/images/rgb8.png")).unwrap()).unwrap();
+    fs::write(project.path("empty.png"), b"").unwrap();
+    fs::create_dir(project.path("folder.wav")).unwrap();
+    let text = project.ended(["check", "job.toml"]).stdout;
+    (text, project.ended(["check", "job.toml", "--json"]).json())
+}
+
+#[test]
+fn check_says_what_the_context_has_room_for() {
+    let folder = model_without_weights();
+    let rows = |words: [u64; 3]| words.map(|words| json!({"id": words, "image": "a.png", "prompt": "a ".repeat(words as usize)}));
+    let (_, found) = checked(folder.path(), &rows([100, 200, 300]), "[generation]\nmax_tokens = 40\n");
+    assert_eq!((&found["context_tokens"], &found["rows_perhaps_too_long"]), (&json!(8192), &json!(0)));
+    let tokens = |row: usize| found["prompts"][row]["tokens"].as_u64().unwrap();
+    // One with room for 100 soft tokens, where an image has 280 at most, and one with room for none.
+    let words = (8192 - 40 - 100 - tokens(0)) * 100 / (tokens(1) - tokens(0)) + 100;
+    let rows = rows([100, words, 2 * words]);
+    let (text, found) = checked(folder.path(), &rows, "[generation]\nmax_tokens = 40\n");
+    assert_eq!(
+        (&found["rows_good"], &found["rows_bad"], &found["rows_perhaps_too_long"]),
+        (&json!(2), &json!(1), &json!(1)),
+        "{found}"
+    );
+    assert!(found["bad_rows"][0][1].as_str().unwrap().contains("the prompt has at least "), "{found}");
+    assert!(text.contains("  too long?    1 row: over the context of 8192 tokens, if images"), "{text}");
+}
+
+#[test]
+fn check_words_faults_of_media_as_a_run_does() {
+    let folder = model_without_weights();
+    let row = |id: &str, column: &str, path: &str| json!({"id": id, "prompt": "x", column: path});
+    let rows = [
+        row("missing", "image", "no.png"),
+        row("empty", "image", "empty.png"),
+        row("folder", "audio", "folder.wav"),
+        row("url", "image", "https://x.org/a.png"),
+    ];
+    let (_, found) = checked(folder.path(), &rows, "");
+    let expected = [
+        "no.png: the file does not exist; correct its path, or make the file first",
+        "empty.png: the file is empty (0 bytes); it was perhaps never downloaded or written",
+        "folder.wav: the path is a folder; name the file in it",
+        "`https://x.org/a.png` in `image` is a URL, and none is fetched; download it and write its path",
+    ];
+    for (place, expected) in expected.iter().enumerate() {
+        assert!(found["bad_rows"][place][1].as_str().unwrap().ends_with(expected), "{found}");
+    }
+    assert_eq!(found["rows_bad"], 4);
+}
+
+/// Gives another last letter to a tensor whose name ends so.
+fn rename_one(weights: &Path, name: &str) {
+    let mut bytes = fs::read(weights).unwrap();
+    let at = bytes.windows(name.len()).position(|window| window == name.as_bytes()).unwrap();
+    bytes[at + name.len() - 1] = b'x';
+    fs::write(weights, bytes).unwrap();
+}
+
+#[test]
+fn check_finds_tensors_that_loading_would_miss() {
+    let folder = model_without_weights();
+    rename_one(&folder.path().join("model.safetensors"), "q_norm.weight");
+    let project = Project::new(folder.path().to_str().unwrap(), &[json!({"id": 1, "prompt": "x"})], "");
+    let found = project.ended(["check", "job.toml", "--json"]).with(FAILED).json();
+    let fault = found["weights_fault"].as_str().unwrap();
+    assert!(fault.contains("q_norm.weight is missing") && fault.contains("q_norm.weighx is not part of this family"), "{fault}");
+    assert_eq!(found["rows_good"], 1, "rows are looked at all the same");
+    let run = project.ended(["run", "job.toml"]).with(FAILED).stderr;
+    assert!(fault.lines().all(|line| run.contains(line.trim())), "{fault}\n{run}");
+}
+
+#[test]
+#[ignore = "needs the checkpoints of `make fixtures`"]
+fn check_finds_what_is_missing_of_a_tower() {
+    let Some(model) = gemma4("check_finds_what_is_missing_of_a_tower", "e2b") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(&model).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let rows = [json!({"id": 1, "prompt": "x"})];
+    let project = Project::new(folder.path().to_str().unwrap(), &rows, "");
+    assert!(project.ended(["check", "job.toml", "--json"]).with(OK).json()["weights_fault"].is_null());
+    rename_one(&folder.path().join("model.safetensors"), "vision_tower.encoder.layers.0.self_attn.q_norm.weight");
+    let found = project.ended(["check", "job.toml", "--json"]).with(FAILED).json();
+    let fault = found["weights_fault"].as_str().unwrap();
+    assert!(fault.contains("vision_tower.encoder.layers.0.self_attn.q_norm.weight is missing"), "{fault}");
+    let run = project.ended(["run", "job.toml"]).with(FAILED).stderr;
+    assert!(fault.lines().all(|line| run.contains(line.trim())), "{fault}\n{run}");
+}
+
+#[test]
+fn a_template_with_single_braces_is_noted_and_typed_placeholders_are_told_apart() {
+    let folder = model_without_weights();
+    let row = json!({"id": 1, "q": "why <start_of_turn>?", "image": "a.png"});
+    let (text, found) = checked(folder.path(), &[row], "[prompt]\ntemplate = \"{q} {{ q }}\"\n");
+    let note =
+        "prompt.template has {q}, which stays in the prompt as it is written: to have the column \"q\" filled in, write {{ q }}";
+    assert_eq!(found["notes"], json!([note]));
+    assert!(text.contains(&format!("  note         {note}\n")), "{text}");
+    assert_eq!(found["prompts"][0]["prompt"], "<bos><start_of_turn>{q} why <start_of_turn>?");
+    assert!(text.contains("| <bos><start_of_turn>{q} why ⟦<start_of_turn>⟧?\n  ⟦…⟧: text of the row that reads like"), "{text}");
+    let project = Project::new("fake", &[json!({"id": 1, "q": "x"})], "[prompt]\ntemplate = \"{q} {{ q }}\"\n");
+    let run = project.ended(["run", "job.toml"]).with(OK).stderr;
+    assert_eq!(run.matches(note).count(), 1, "{run}");
 }
 
 /// A checkpoint of `fixtures/make_gemma4.py`.

@@ -29,6 +29,8 @@ pub use experts::ExpertLinear;
 pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
 pub use quantized::{Mode, Quantized, QuantizedMatrix};
 
+use std::path::PathBuf;
+
 use mlx_rs::Array;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -172,6 +174,18 @@ pub fn load(config: &Value, loader: Loader) -> Result<Box<dyn Model>, WeightErro
         "gemma4" | "gemma4_text" | "gemma4_unified" | "gemma4_unified_text" => Ok(Box::new(gemma4::load(config, loader)?)),
         other => Err(WeightError::Config(format!("the family '{other}' is not yet supported"))),
     }
+}
+
+/// Whether the weights in `files` are those that loading the model takes, by what their headers say: every tensor that is missing,
+/// misshapen or left over, in the words of loading. Nothing else of them is read. GGUF files and npz archives, which MLX and
+/// [`Loader`] read whole, are not looked at.
+pub fn check_weights(files: &[PathBuf], config: &Value) -> Result<(), WeightError> {
+    if !files.iter().all(|file| file.extension().is_some_and(|extension| extension == "safetensors")) {
+        return Ok(());
+    }
+    // No kernels are built for a GPU that computes nothing.
+    mlx_rs::Device::set_default(&mlx_rs::Device::cpu());
+    load(config, Loader::look(files, config)?).map(drop)
 }
 
 fn parse<T: DeserializeOwned>(config: &Value) -> Result<T, WeightError> {

@@ -73,6 +73,8 @@ pub struct Loader {
     quantization: Quantization,
     policy: Policy,
     problems: Vec<String>,
+    /// Tensors are looked at and not read: [`Loader::look`].
+    looks: bool,
 }
 
 /// `quantization` of an MLX config.json: one default, and overrides by module.
@@ -117,7 +119,22 @@ impl Loader {
             tensors = gemma4::rename(tensors);
             quantization.overrides = gemma4::rename(quantization.overrides);
         }
-        Ok(Self { tensors, quantization, policy, problems })
+        Ok(Self { tensors, quantization, policy, problems, looks: false })
+    }
+
+    /// As [`Loader::open`] of `.safetensors`, for a model that is built to learn whether its weights fit and computes nothing:
+    /// nothing but the files' headers is read, and what is built holds no memory.
+    pub fn look(files: &[PathBuf], config: &Value) -> Result<Self, WeightError> {
+        let policy = Policy { dtype: None, dequantize: false, merge: false, host: false };
+        Ok(Self { looks: true, ..Self::open(files, config, policy)? })
+    }
+
+    /// Computes a weight at once, so that what it was made of can be let go.
+    pub fn settle(&self, weight: &Array) -> Result<(), WeightError> {
+        if !self.looks {
+            weight.eval()?;
+        }
+        Ok(())
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -241,7 +258,7 @@ impl Loader {
         Ok(match self.matrix(module, output, input)? {
             Matrix::Dense(weight) => {
                 let weight = weight.t();
-                weight.eval()?;
+                self.settle(&weight)?;
                 Linear::Dense { weight, bias }
             }
             Matrix::Quantized(matrix) => Linear::Quantized { matrix, bias },
@@ -357,8 +374,8 @@ impl Loader {
             matrix.scales = self.float(name, matrix.scales)?;
             matrix.biases = matrix.biases.map(|biases| self.float(name, biases)).transpose()?;
         }
-        matrix.weight.eval()?;
-        matrix.scales.eval()?;
+        self.settle(&matrix.weight)?;
+        self.settle(&matrix.scales)?;
         Ok(matrix)
     }
 
@@ -371,7 +388,7 @@ impl Loader {
             Some(dtype) if dtype != tensor.dtype() => tensor.as_dtype(dtype)?,
             _ => tensor,
         };
-        tensor.eval()?;
+        self.settle(&tensor)?;
         Ok(tensor)
     }
 
@@ -553,6 +570,36 @@ mod tests {
         assert!(!error.contains(".cpp") && !error.contains("/rustc/"), "{error}");
         let error = Loader::open(&[folder.path().join("none.safetensors")], &config, F32).err().unwrap().to_string();
         assert!(error.contains("none.safetensors"), "{error}");
+    }
+
+    #[test]
+    fn looking_finds_what_loading_finds() {
+        use crate::engine::check_weights;
+
+        for name in ["llama", "llama-4bit-g32", "qwen3", "gemma3_text", "gemma4_text", "speech/whisper"] {
+            let (file, config) = checkpoint(name);
+            check_weights(&[file], &config).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+        for (name, key, size) in
+            [("llama", "num_hidden_layers", 3), ("llama-4bit-g32", "vocab_size", 7), ("speech/whisper", "d_model", 8)]
+        {
+            let (file, mut config) = checkpoint(name);
+            config[key] = json!(size);
+            let loaded = refusal(Loader::open(std::slice::from_ref(&file), &config, F32).unwrap(), &config);
+            assert_eq!(check_weights(&[file], &config).unwrap_err().to_string(), loaded, "{name} with {key} {size}");
+        }
+    }
+
+    #[test]
+    fn looking_reads_no_weights() {
+        let (file, config) = checkpoint("llama");
+        let folder = tempfile::tempdir().unwrap();
+        let cut = folder.path().join("cut.safetensors");
+        let whole = std::fs::read(&file).unwrap();
+        let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+        std::fs::write(&cut, &whole[..header + 1]).unwrap();
+        let looked = Loader::look(&[cut], &config).and_then(|loader| super::super::models::load(&config, loader).map(|_| ()));
+        looked.unwrap();
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! Files into pixels: 8 bits of red, green and blue, the way up that a person sees them.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Cursor, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, error::LimitErrorKind};
+use image::{
+    DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits,
+    error::{LimitErrorKind, UnsupportedErrorKind},
+};
 
 use super::ImageError;
 use super::content::{HEAD_BYTES, format_of};
-use crate::media::{MediaSource, panic_words};
+use crate::media::{MediaSource, StoredError, stored_bytes};
 
 /// Bytes of a file at most.
 pub const BYTES_MAX: u64 = 256 << 20;
@@ -34,15 +37,7 @@ impl Picture {
     pub fn open(source: &MediaSource) -> Result<Self, ImageError> {
         match source {
             MediaSource::File(path) => {
-                // Looked at first: opening a pipe would wait for whoever writes to it.
-                let metadata = fs::metadata(path).map_err(ImageError::read)?;
-                if metadata.is_dir() {
-                    return Err(ImageError::Folder);
-                }
-                if !metadata.is_file() {
-                    return Err(ImageError::NotRegular);
-                }
-                check_bytes(metadata.len())?;
+                Self::stored_bytes(source)?;
                 let mut bytes = Vec::new();
                 let mut file = File::open(path).map_err(ImageError::read)?.take(BYTES_MAX + 1);
                 // What is no image is not read whole.
@@ -55,18 +50,27 @@ impl Picture {
         }
     }
 
+    /// Bytes of an image that may be opened.
+    ///
+    /// # Errors
+    /// Those of [`Picture::open`] that are known without opening it.
+    pub fn stored_bytes(source: &MediaSource) -> Result<u64, ImageError> {
+        let bytes = stored_bytes(source)?;
+        check_bytes(bytes)?;
+        Ok(bytes)
+    }
+
     /// [`Picture::open`] of a file's content.
     pub fn decode(bytes: &[u8]) -> Result<Self, ImageError> {
         check_bytes(bytes.len() as u64)?;
         let (format, name) = format_of(&bytes[..bytes.len().min(HEAD_BYTES)])?;
-        catch_unwind(AssertUnwindSafe(|| decode(bytes, format, name)))
-            .unwrap_or_else(|panic| Err(ImageError::BrokeDown { reason: panic_words(&*panic).to_owned() }))
+        catch_unwind(AssertUnwindSafe(|| decode(bytes, format, name))).unwrap_or(Err(ImageError::BrokeDown { format: name }))
     }
 }
 
 fn check_bytes(bytes: u64) -> Result<(), ImageError> {
     match bytes {
-        0 => Err(ImageError::Empty),
+        0 => Err(StoredError::Empty.into()),
         bytes if bytes > BYTES_MAX => {
             Err(ImageError::TooMuch { what: format!("{bytes} bytes"), limit: format!("{} MiB", BYTES_MAX >> 20) })
         }
@@ -165,7 +169,13 @@ fn is_cut_off(bytes: &[u8]) -> bool {
 
 fn explain(error: image::ImageError, format: &'static str) -> ImageError {
     match error {
-        image::ImageError::Unsupported(error) => ImageError::Unsupported { what: format!("this kind of {format} ({error})") },
+        image::ImageError::Unsupported(error) => {
+            let what = match error.kind() {
+                UnsupportedErrorKind::Color(_) | UnsupportedErrorKind::ColorLayout(_) => "with colours stored in a rare way",
+                _ => "of a rare kind",
+            };
+            ImageError::Unsupported { what: format!("a {format} file {what}") }
+        }
         image::ImageError::Limits(error) if matches!(error.kind(), LimitErrorKind::InsufficientMemory) => {
             let limit = format!("{} MiB", ALLOCATED_BYTES_MAX >> 20);
             ImageError::TooMuch { what: "more to be unpacked".to_owned(), limit }
@@ -173,6 +183,8 @@ fn explain(error: image::ImageError, format: &'static str) -> ImageError {
         image::ImageError::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
             ImageError::damaged(format, "it ends in the middle of the picture")
         }
-        error => ImageError::damaged(format, error.to_string()),
+        image::ImageError::IoError(_) => ImageError::damaged(format, "its content breaks off or contradicts itself"),
+        // What decoders say of it speaks of their own insides.
+        _ => ImageError::damaged(format, "its content contradicts itself, as after a faulty download or copy"),
     }
 }

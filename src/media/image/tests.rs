@@ -7,7 +7,7 @@ use image::{DynamicImage, ImageFormat, RgbImage};
 use proptest::prelude::*;
 
 use super::{ImageError, PatchRule, Picture, is_image_name};
-use crate::media::MediaSource;
+use crate::media::{MediaSource, StoredError};
 
 fn encoded(format: ImageFormat) -> Vec<u8> {
     let image = RgbImage::from_fn(40, 30, |x, y| image::Rgb([(x * 6) as u8, (y * 8) as u8, (x * y) as u8]));
@@ -35,8 +35,8 @@ fn other_content_is_named() {
     fails(b"\0\0\0\x1cftypisom\0\0\0\0mp41mp42", "a recording or film (MP4)");
     fails(b"8BPS\0\x01", "a Photoshop document is not decoded here");
     let missing = Picture::open(&MediaSource::File("/no/such/image.png".into()));
-    assert!(matches!(missing, Err(ImageError::Missing)));
-    assert!(matches!(Picture::open(&MediaSource::File("/".into())), Err(ImageError::Folder)));
+    assert!(matches!(missing, Err(ImageError::Stored(StoredError::Missing))));
+    assert!(matches!(Picture::open(&MediaSource::File("/".into())), Err(ImageError::Stored(StoredError::Folder))));
 }
 
 #[test]
@@ -75,6 +75,39 @@ fn a_file_that_ends_early_is_damaged() {
             );
         }
     }
+}
+
+/// Nobody who reads a failed row knows the insides of a decoder.
+#[test]
+fn damage_is_told_in_words_of_ours() {
+    let ours = [
+        "it ends in the middle of the picture",
+        "its content breaks off or contradicts itself",
+        "its content contradicts itself, as after a faulty download or copy",
+    ];
+    let mut damaged = 0;
+    for format in [ImageFormat::Png, ImageFormat::Jpeg, ImageFormat::WebP, ImageFormat::Bmp, ImageFormat::Tiff, ImageFormat::Gif] {
+        let whole = encoded(format);
+        for at in (0..whole.len()).step_by(whole.len() / 150 + 1) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0xff;
+            match Picture::decode(&bytes) {
+                Err(ImageError::Damaged { reason, .. }) => {
+                    damaged += 1;
+                    assert!(ours.contains(&&*reason) || reason.ends_with(" pixels"), "{format:?} at {at}: {reason}");
+                }
+                Err(ImageError::Unsupported { what }) => {
+                    assert!(what.starts_with("a ") && !what.contains(['`', '(']), "{format:?} at {at}: {what}");
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+    assert!(damaged > 100, "{damaged}");
+    let mut png = encoded(ImageFormat::Png);
+    let data = png.windows(4).position(|name| name == b"IDAT").unwrap() + 20;
+    png[data] ^= 0xff;
+    fails(&png, "the PNG file is damaged: its content contradicts itself, as after a faulty download or copy; obtain it again");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use mlxbatch::job::Channels;
-use mlxbatch::media::{MediaError, MediaSource, Recording, SAMPLE_RATE};
+use mlxbatch::media::{MediaError, MediaSource, Recording, SAMPLE_RATE, StoredError};
 
 use super::{fixture, hear_bytes, hear_file, refusal};
 
@@ -44,7 +44,7 @@ impl Sweep {
             Err(error) => {
                 let sentence = error.to_string();
                 assert!(sentence.len() > 30 && sentence.len() < 400, "{name}: {sentence}");
-                assert!(!matches!(error, MediaError::Read { .. }), "{name}: {sentence}");
+                assert!(!matches!(error, MediaError::Stored(StoredError::Read { .. })), "{name}: {sentence}");
                 self.counts.refused += 1;
                 self.sentences.push(sentence);
             }

@@ -121,7 +121,7 @@ impl Decoder {
                 return Ok(stored);
             }
             let weight = stored.weight.add(Array::from_f32(options.norm_offset).as_dtype(stored.weight.dtype())?)?;
-            weight.eval()?;
+            loader.settle(&weight)?;
             Ok(RmsNorm { weight, ..stored })
         };
         let embed_tokens = loader.embedding("model.embed_tokens", options.vocab_size, hidden)?;

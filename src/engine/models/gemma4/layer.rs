@@ -220,7 +220,7 @@ impl Mixture {
         let scale = loader.tensor(&module("router.scale"), &[hidden])?;
         let root = Array::from_f32((f64::from(hidden)).powf(-0.5) as f32).as_dtype(scale.dtype())?;
         let weight = scale.multiply(root)?;
-        weight.eval()?;
+        loader.settle(&weight)?;
         let mut norm = |name: &str| loader.rms_norm(&module(name), hidden, eps);
         let post_mlp_norm = norm("post_feedforward_layernorm_1")?;
         let input_norm = norm("pre_feedforward_layernorm_2")?;
@@ -269,7 +269,7 @@ fn load_experts(module: &str, hidden: i32, experts: i32, intermediate: i32, load
     let half = |first: i32| -> Result<ExpertLinear, WeightError> {
         let half = ffi::slice(&both, &[0, first, 0], &[experts, first + intermediate, hidden]);
         let half = half.map_err(|error| WeightError::Mlx(error.to_string()))?.contiguous()?;
-        half.eval()?;
+        loader.settle(&half)?;
         Ok(ExpertLinear::Dense(half))
     };
     Ok(Experts {

@@ -503,7 +503,7 @@ pub fn load(config: &VisionConfig, loader: &mut Loader, text_hidden: i32) -> Res
     let table = loader.tensor(&format!("{tower}.patch_embedder.position_embedding_table"), &[2, size, hidden])?;
     let axis = |axis: i32| -> Result<Array, WeightError> {
         let own = table.take_axis(Array::from_slice(&[axis], &[1]), 0)?.reshape(&[size, hidden])?;
-        own.eval()?;
+        loader.settle(&own)?;
         Ok(own)
     };
     let positions = [axis(0)?, axis(1)?];

@@ -486,7 +486,7 @@ fn encoder(loader: &mut Loader, config: &Config) -> Result<AudioEncoder, WeightE
         Some(stored) => stored,
         None => sinusoids(tokens, hidden)?.as_dtype(conv1.0.dtype())?,
     };
-    embed_positions.eval()?;
+    loader.settle(&embed_positions)?;
     let mut layers = Vec::new();
     for index in 0..config.encoder_layers {
         let module = format!("model.encoder.layers.{index}");
