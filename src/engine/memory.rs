@@ -15,6 +15,7 @@ pub fn active_bytes() -> Result<u64, EngineError> {
 }
 
 /// As [`active_bytes`], once what was computed before has given up its own: a GPU does so a little later.
+#[expect(clippy::disallowed_methods, reason = "a GPU tells nobody when it has given back")]
 pub fn settled_bytes() -> Result<u64, EngineError> {
     let mut bytes = active_bytes()?;
     for _ in 0..SETTLE_STEPS_MAX {

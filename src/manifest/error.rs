@@ -34,11 +34,11 @@ pub enum ManifestError {
     #[error("`{}` holds more than {limit} {what}, which is more than one job takes; split it into several jobs", path.display())]
     TooMany { path: PathBuf, what: &'static str, limit: u64 },
     #[error(
-        "`{}` holds {kind}, such as `{file}`, and {texts}, such as `{text}`; say which are the rows by `input.glob`, as \
+        "`{}` holds {media} and {texts}; say which are the rows by `input.glob`, as \
          \"**/*.{extension}\" or \"**/*.txt\"",
         folder.display()
     )]
-    Ambiguous { folder: PathBuf, kind: &'static str, file: String, texts: &'static str, text: String, extension: String },
+    Ambiguous { folder: PathBuf, media: String, texts: String, extension: String },
     #[error("{input} holds no rows; there is nothing to do until it holds at least one")]
     Empty { input: String },
 }

@@ -99,10 +99,11 @@ impl Wanted {
 
 /// Of a folder with files of two kinds, of which a job without a glob does not say which are its rows.
 fn ambiguous(folder: &Path, kind: &'static str, file: PathBuf, texts: &'static str, text: PathBuf) -> ManifestError {
-    let below = |path: PathBuf| slashed(path.strip_prefix(folder).unwrap_or(&path));
+    let such_as = |kind: &str, path: &Path| format!("{kind}, such as `{}`,", slashed(path.strip_prefix(folder).unwrap_or(path)));
     let extension = file.extension().unwrap_or_default().to_string_lossy().into_owned();
-    let (file, text) = (below(file), below(text));
-    ManifestError::Ambiguous { folder: folder.to_path_buf(), kind, file, texts, text, extension }
+    let (media, texts) = (such_as(kind, &file), such_as(texts, &text));
+    let texts = texts.trim_end_matches(',').to_owned();
+    ManifestError::Ambiguous { folder: folder.to_path_buf(), media, texts, extension }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
