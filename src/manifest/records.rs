@@ -162,6 +162,8 @@ impl Records {
     pub fn record(&self, index: usize, audio: &str, path: &Path) -> Result<Record, Unreadable> {
         let row = self.first + index as u64;
         let mut record = Record { columns: Map::new(), audio: None };
+        // The columns behind a fault are read all the same: the row's id may be among them.
+        let mut fault = None;
         for (field, column) in self.batch.schema_ref().fields().iter().zip(self.batch.columns()) {
             let value = if field.name() == audio && holds_bytes(field.data_type()) {
                 let (name, bytes) = named_bytes(column, index);
@@ -172,7 +174,9 @@ impl Records {
                         let shown = name.clone().unwrap_or_else(|| format!("row {row}"));
                         match source(shown, bytes) {
                             Ok(source) => record.audio = Some(source),
-                            Err(error) => return Err(Unreadable { error, columns: record.columns, is_certain: true }),
+                            Err(error) => {
+                                fault.get_or_insert(error);
+                            }
                         }
                         json!({ "path": name, "parquet": place.to_string_lossy(), "row": row })
                     }
@@ -181,14 +185,17 @@ impl Records {
                 match cell::value(column, index) {
                     Ok(value) => value,
                     Err(error) => {
-                        let error = format!("column `{}`: {error}", shorten(field.name()));
-                        return Err(Unreadable { error, columns: record.columns, is_certain: true });
+                        fault.get_or_insert_with(|| format!("column `{}`: {error}", shorten(field.name())));
+                        continue;
                     }
                 }
             };
             record.columns.insert(field.name().clone(), value);
         }
-        Ok(record)
+        match fault {
+            Some(error) => Err(Unreadable { error, columns: record.columns, is_certain: true }),
+            None => Ok(record),
+        }
     }
 }
 

@@ -128,7 +128,8 @@ fn patch_rule(processor: &Value) -> PatchRule {
     PatchRule {
         patch_size: positive("patch_size", default.patch_size),
         pooling_kernel_size: positive("pooling_kernel_size", default.pooling_kernel_size),
-        soft_tokens_max: positive("max_soft_tokens", default.soft_tokens_max),
+        // The second is what processors of the form without towers may have in its place.
+        soft_tokens_max: positive("max_soft_tokens", positive("num_soft_tokens", default.soft_tokens_max)),
         rescale_factor: image.get("rescale_factor").and_then(Value::as_f64).map_or(default.rescale_factor, |factor| factor as f32),
     }
 }

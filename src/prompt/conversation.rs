@@ -91,8 +91,8 @@ pub(super) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// Of a conversation with an image or a recording in a message that is not its user's, the sentence for a chat template that does not
-/// write it; a system message before others.
+/// Of a conversation with an image or a recording in a message that is not its user's, the sentence for a chat template that does
+/// not write it; a system message before others.
 pub(super) fn misplaced(messages: &[Message]) -> Option<String> {
     let has = |message: &Message, wanted: &Part| matches!(&message.content, Content::Parts(parts) if parts.contains(wanted));
     let places = messages.iter().zip(1..).filter_map(|(message, number)| match message {

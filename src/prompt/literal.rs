@@ -70,8 +70,8 @@ mod tests {
     fn a_note_is_about_columns_alone() {
         let columns = |value: Value| value.as_object().unwrap().clone();
         let literals = in_single_braces("{q} {r} {\"json\": 1}");
-        let expected = "prompt.template has {q}, which stays in the prompt as it is written: to have the column \"q\" filled in, write \
-                        {{ q }}";
+        let expected = "prompt.template has {q}, which stays in the prompt as it is written: to have the column \"q\" filled in, \
+                        write {{ q }}";
         assert_eq!(note(&literals, &columns(json!({"q": "x", "json": 1}))).as_deref(), Some(expected));
         assert!(note(&literals, &columns(json!({"r": "x", "q": 1}))).unwrap().contains("as it is written, as does another: "));
         assert_eq!(note(&literals, &columns(json!({"json": 1, "prompt": "{q}"}))), None);

@@ -109,8 +109,8 @@ fn media_that_the_chat_template_leaves_out_are_named_by_their_message() {
         {"role": "user", "content": "1"},
     ]);
     let row = Item { parts: vec![image("s")], ..item(json!({ "messages": messages })) };
-    let expected = "message 1, whose role is \"system\", has an image, which the model's chat template does not write there: move it \
-                    into a message whose role is \"user\"";
+    let expected = "message 1, whose role is \"system\", has an image, which the model's chat template does not write there: move \
+                    it into a message whose role is \"user\"";
     let texts_alone =
         "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}{% endfor %}";
     let fails = "{% for m in messages %}{{ m.content + '' }}{% endfor %}";

@@ -429,7 +429,8 @@ struct Rendered {
     /// It begins as the model's texts do.
     begins_itself: bool,
     media: Vec<Medium>,
-    /// The sentence for a medium that the chat template turns out not to write, where one stands in a message that is not its user's.
+    /// The sentence for a medium that the chat template turns out not to write, where one stands in a message that is not its
+    /// user's.
     misplaced: Option<String>,
 }
 

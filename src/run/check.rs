@@ -49,8 +49,8 @@ struct Found {
     prompt_tokens_mean: f64,
     prompt_tokens_max: u32,
     prompt_tokens: u64,
-    /// Good rows that are longer than the context if each of their images and recordings has as many tokens as one has at most. Which
-    /// of them are is known when these are decoded; the run fails those.
+    /// Good rows that are longer than the context if each of their images and recordings has as many tokens as one has at most.
+    /// Which of them are is known when these are decoded; the run fails those.
     rows_perhaps_too_long: u64,
     /// What a prompt and its completion can have together; none where the model does not say.
     context_tokens: Option<u32>,

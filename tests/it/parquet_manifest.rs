@@ -161,6 +161,13 @@ fn a_row_of_more_than_the_limit_fails_alone() {
 }
 
 #[test]
+fn a_row_with_a_value_that_cannot_be_read_keeps_the_id_that_stands_behind_it() {
+    let when: ArrayRef = Arc::new(arrow::array::TimestampSecondArray::from(vec![0, i64::MAX]));
+    let data = Data::one("a.parquet", written(vec![("when", when), ("id", texts(&["first", "second"]))], 9));
+    data.gives(&["first", "second! column `when`: "]);
+}
+
+#[test]
 fn blocks_end_by_the_bytes_of_their_recordings() {
     let one = vec![7_u8; 1 << 20];
     // One large group, whose rows are small but for a few.
