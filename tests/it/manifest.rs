@@ -229,8 +229,8 @@ fn a_folder_of_images_needs_no_glob_unless_texts_lie_beside() {
     };
     assert_eq!(rows(&["b/c.PNG", "a.jpeg", "d.heic", "notes.md"], None).unwrap(), ["a.jpeg seen", "b/c.PNG seen", "d.heic seen"]);
     let error = rows(&["a.jpg", "README.txt"], None).unwrap_err();
-    let expected = "holds images, such as `a.jpg`, and texts beside them, such as `README.txt`; say which are the rows by `input.glob`, \
-                    as \"**/*.jpg\" or \"**/*.txt\"";
+    let expected = "holds images, such as `a.jpg`, and texts beside them, such as `README.txt`; say which are the rows by \
+                    `input.glob`, as \"**/*.jpg\" or \"**/*.txt\"";
     assert!(error.ends_with(expected), "{error}");
     assert_eq!(rows(&["a.jpg", "README.txt"], Some("**/*.jpg")).unwrap(), ["a.jpg seen"]);
     assert_eq!(rows(&["a.jpg", "b.txt"], Some("**/*.{jpg,txt}")).unwrap(), ["a.jpg seen", "b.txt"]);

@@ -162,9 +162,11 @@ fn a_row_of_more_than_the_limit_fails_alone() {
 
 #[test]
 fn a_row_with_a_value_that_cannot_be_read_keeps_the_id_that_stands_behind_it() {
-    let when: ArrayRef = Arc::new(arrow::array::TimestampSecondArray::from(vec![0, i64::MAX]));
+    // Of milliseconds, which Parquet stores as they are: seconds would become these, and run over.
+    let when: ArrayRef = Arc::new(arrow::array::TimestampMillisecondArray::from(vec![0, i64::MAX]));
     let data = Data::one("a.parquet", written(vec![("when", when), ("id", texts(&["first", "second"]))], 9));
-    data.gives(&["first", "second! column `when`: "]);
+    data.gives(&["first", "a.parquet:row 2! column `when`: "]);
+    assert_eq!(data.rows().remove(1).unwrap_err().id, "second");
 }
 
 #[test]

@@ -421,7 +421,8 @@ fn tower_of_full_size(policy: Policy, num_hidden_layers: usize, intermediate_siz
     vision::load(&config, &mut loader, text_hidden).unwrap()
 }
 
-/// The budget's prediction beside MLX's peak, at most so many percent over it, of a tower whose widest states are its MLP's, and of one whose are its attention's.
+/// The budget's prediction beside MLX's peak, at most so many percent over it, of a tower whose widest states are its MLP's, and of
+/// one whose are its attention's.
 fn predict_scratch(layers: usize, policies: &[(Policy, u64, f64)]) {
     for &(policy, bytes, over_max) in policies {
         for intermediate_size in [3072, 64] {
